@@ -1,0 +1,1 @@
+"""gqc: train unmodified GNN models with quantized primitives."""

@@ -1,0 +1,43 @@
+"""Every error that gqc raises on purpose.
+
+Each message names the module or graph node, the reason, and the way out, in that order.
+"""
+
+from __future__ import annotations
+
+
+class GqcError(Exception):
+    """Base of all errors raised by gqc."""
+
+
+class PolicyError(GqcError, ValueError):
+    """A field of :class:`gqc.Policy` has a value that gqc does not know."""
+
+
+class InputError(GqcError, ValueError):
+    """An argument of the compiled model cannot be used (layout, dtype, device or number of rows)."""
+
+
+class CaptureError(GqcError, RuntimeError):
+    """The model's forward cannot be recorded as a graph.
+
+    Attributes:
+        module: dotted path of the innermost module that was running, ``""`` for the model itself.
+        location: ``file.py:line`` of the user-level statement, ``""`` when unknown.
+    """
+
+    def __init__(self, reason: str, *, module: str = "", location: str = "") -> None:
+        self.reason = reason
+        self.module = module
+        self.location = location
+        where = f"module '{module}'" if module else "the model"
+        at = f" at {location}" if location else ""
+        super().__init__(f"gqc cannot capture {where}{at}: {reason}")
+
+
+class PassError(GqcError, RuntimeError):
+    """A pass produced a graph that breaks one of its own guarantees (a defect of gqc)."""
+
+
+class KernelError(GqcError, RuntimeError):
+    """A native kernel refused its arguments or could not be loaded."""

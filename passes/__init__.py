@@ -1,0 +1,1 @@
+"""The passes over the joint forward and backward graph, in running order."""
