@@ -1,0 +1,56 @@
+# Two commands: `make demo` and `make test`. Both build .venv on the first call.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Any pip requirement, options included. An unpinned torch may pull gigabytes of CUDA libraries.
+TORCH  ?= torch==2.13.0
+# Folder of public data sets (Planetoid/...); tests that need it are skipped without.
+DATA_ROOT ?=
+DEMO   ?=
+PYTEST ?=
+
+bin     := $(VENV)/bin
+ready   := $(VENV)/ready
+native  := setup.py $(shell find csrc -type f)
+with_data := $(if $(DATA_ROOT),--data-root $(DATA_ROOT))
+
+.PHONY: demo test lint format nightly accuracy clean
+
+demo: $(ready)
+	$(bin)/python -m examples.demo $(with_data) $(DEMO)
+
+test: $(ready) lint
+	$(bin)/python -m pytest -q --cov --durations=10 $(with_data) $(PYTEST)
+
+nightly: $(ready)
+	$(bin)/python -m pytest -q -m "slow or not slow" --durations=25 $(with_data) $(PYTEST)
+
+lint: $(ready)
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+	$(bin)/mypy
+	find csrc -name '*.cpp' -o -name '*.h' | xargs -r $(bin)/clang-format --dry-run --Werror
+
+format: $(ready)
+	$(bin)/ruff check --fix
+	$(bin)/ruff format
+	find csrc -name '*.cpp' -o -name '*.h' | xargs -r $(bin)/clang-format -i
+
+accuracy: $(ready)
+	$(bin)/python -m examples.sweep $(with_data)
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV) || { \
+	  echo "Python's venv module is missing; on Debian and Ubuntu: apt install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+# torch comes first and alone, so that no other requirement can choose its build.
+$(VENV)/torch: | $(VENV)/bin/python
+	$(bin)/python -m pip install -q $(TORCH)
+	touch $@
+
+$(ready): pyproject.toml constraints.txt $(native) $(VENV)/torch
+	$(bin)/python -m pip install -q -c constraints.txt -e '.[dgl,pyg,dev]'
+	touch $@

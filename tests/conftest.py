@@ -1,0 +1,45 @@
+"""Options and fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gqc  # noqa: F401  makes DGL importable for the tests that use it
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--data-root", type=Path, help="folder of public data sets; tests that read it skip without")
+    parser.addoption("--seed", type=int, help="repeat a run's random data (default: a new seed, printed on top)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(2**32)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random data: --seed {config.option.seed}"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_random_data(request: pytest.FixtureRequest) -> None:
+    seed = request.config.option.seed
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.fixture
+def data_root(request: pytest.FixtureRequest) -> Path:
+    """Folder given by ``--data-root``; the test is skipped without one."""
+    root = request.config.option.data_root
+    if root is None:
+        pytest.skip("needs public data sets: pytest --data-root DIR")
+    if not root.is_dir():
+        pytest.fail(f"--data-root {root}: no such folder")
+    return root
