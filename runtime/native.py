@@ -1,0 +1,119 @@
+"""The native CPU kernels: loads libgqc_cpu.so once, picks the instruction set, calls through ctypes.
+
+The library is built by ``pip install -e .``, after that incrementally by ``python setup.py build_ext --inplace``.
+csrc/common/kernel.h says how to add a kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gqc.errors import KernelError
+
+_LIBRARY = Path(__file__).parent / "libgqc_cpu.so"
+_BUILD = "build it with `python setup.py build_ext --inplace` in the checkout, or `pip install -e .`"
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+
+# Arguments of each kernel after `threads`: p pointer, i int64, f float.
+SIGNATURES = {
+    # quantize
+    "absmax": "piip",
+}
+
+_functions: dict[str, Callable[..., bytes | None]] = {}
+_forced_isa: str | None = None
+
+
+def run(name: str, *arguments: int | float) -> None:
+    """Call a kernel on the current thread count of torch.
+
+    Args:
+        name: a key of :data:`SIGNATURES`.
+        arguments: its arguments after ``threads``; tensors as :func:`pointer`.
+
+    Raises:
+        KernelError: if the kernel refuses its arguments, or the library cannot be loaded.
+    """
+    function = _functions.get(name) or _bind(name)
+    refusal = function(torch.get_num_threads(), *arguments)
+    if refusal:
+        raise KernelError(f"gqc kernel {name}: {refusal.decode()}")
+
+
+def pointer(tensor: Tensor, dtype: torch.dtype) -> int:
+    """Address of a contiguous CPU tensor of the given dtype.
+
+    Raises:
+        KernelError: if the tensor is anything else.
+    """
+    if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise KernelError(
+            f"a kernel needs a contiguous CPU tensor of {dtype} and got {tensor.dtype} on {tensor.device} "
+            f"with strides {tensor.stride()}: convert it first"
+        )
+    return tensor.data_ptr()
+
+
+def isa() -> str:
+    """Instruction set in use: the best one of this processor, or the one that ``GQC_ISA`` names."""
+    return _forced_isa or _chosen_isa()
+
+
+def isas() -> tuple[str, ...]:
+    """Instruction sets that are built and that this processor runs, from the plainest to the best."""
+    return tuple(_library().gqc_isas().decode().split())
+
+
+@contextmanager
+def use_isa(name: str) -> Iterator[None]:
+    """Run kernels of another instruction set inside the context (for tests; not thread-safe)."""
+    global _forced_isa
+    before, _forced_isa = _forced_isa, _checked(name)
+    _functions.clear()
+    try:
+        yield
+    finally:
+        _forced_isa = before
+        _functions.clear()
+
+
+def _bind(name: str) -> Callable[..., bytes | None]:
+    try:
+        function = getattr(_library(), f"gqc_{name}_{isa()}")
+    except AttributeError:
+        raise KernelError(f"{_LIBRARY} has no kernel {name!r}: it is older than the sources; {_BUILD}") from None
+    function.argtypes = [ctypes.c_int64, *(_TYPES[letter] for letter in SIGNATURES[name])]
+    function.restype = ctypes.c_char_p
+    _functions[name] = function
+    return function
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    # torch is imported above, so its OpenMP runtime is there first and the library shares its threads.
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
+    library.gqc_isas.restype = ctypes.c_char_p
+    return library
+
+
+@cache
+def _chosen_isa() -> str:
+    name = os.environ.get("GQC_ISA")
+    return _checked(name) if name else isas()[-1]
+
+
+def _checked(name: str) -> str:
+    if name not in isas():
+        raise KernelError(f"GQC_ISA={name!r}: this processor and build have {', '.join(isas())}; choose one of them")
+    return name
