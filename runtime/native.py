@@ -26,6 +26,8 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {
     # quantize
     "absmax": "piip",
+    "quantize": "piippiiipp",
+    "dequantize": "ppiip",
 }
 
 _functions: dict[str, Callable[..., bytes | None]] = {}

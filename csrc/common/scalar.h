@@ -36,8 +36,20 @@ inline void store(bfloat16* out, float x) {
   out->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 
+// Calls f with the pointer as const bfloat16* or const float* (bfloat16* or float*).
+template <typename F>
+inline void typed(const void* x, int64_t is_bf16, F f) {
+  is_bf16 ? f(static_cast<const bfloat16*>(x)) : f(static_cast<const float*>(x));
+}
+
+template <typename F>
+inline void typed(void* x, int64_t is_bf16, F f) {
+  is_bf16 ? f(static_cast<bfloat16*>(x)) : f(static_cast<float*>(x));
+}
+
 // Magnitudes compare as integers, and so that Inf and NaN win over every finite number: max over magnitude(x) is the
 // largest |x|, or Inf or NaN where a tensor holds one.
 inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
+inline bool is_finite(float x) { return magnitude(x) < 0x7f800000u; }
 
 }  // namespace gqc::GQC_ISA

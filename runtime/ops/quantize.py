@@ -1,4 +1,7 @@
-"""Ops of the INT8 quantizer."""
+"""Ops of the quantizer: symmetric, one scale a tensor, 2 to 8 bits (Tango, SC'23, section 3.1).
+
+docs/architecture.md fixes every bit of the result; :mod:`gqc.runtime.reference.quantize` spells it out.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,25 @@ from gqc.runtime import native
 from gqc.runtime.native import pointer
 from gqc.runtime.ops.library import define, refuse_gradient
 
+FLOATS = (torch.float32, torch.bfloat16)
 
-def _float_pointer(x: Tensor) -> int:
-    if x.dtype not in (torch.float32, torch.bfloat16):
-        raise KernelError(f"quantization takes float32 or bfloat16 and got {x.dtype}: convert the tensor first")
-    return pointer(x, x.dtype)
+
+def check_float(op: str, dtype: torch.dtype) -> None:
+    """Raise unless quantized ops compute with the dtype.
+
+    Raises:
+        KernelError: if it is neither float32 nor bfloat16.
+    """
+    if dtype not in FLOATS:
+        raise KernelError(f"gqc.{op} knows float32 and bfloat16 and got {dtype}: convert the tensor first")
 
 
 def _absmax(x: Tensor) -> Tensor:
     refuse_gradient("absmax", x)
+    check_float("absmax", x.dtype)
     x = x.contiguous()
-    out = x.new_empty((), dtype=torch.float32)
-    native.run("absmax", _float_pointer(x), x.dtype is torch.bfloat16, x.numel(), pointer(out, torch.float32))
+    out = torch.empty((), dtype=torch.float32)
+    native.run("absmax", x.data_ptr(), x.dtype is torch.bfloat16, x.numel(), out.data_ptr())
     return out
 
 
@@ -29,4 +39,64 @@ def _absmax_fake(x: Tensor) -> Tensor:
     return x.new_empty((), dtype=torch.float32)
 
 
+def _quantize(
+    x: Tensor, absmax: Tensor | None, seed: Tensor, node: int, bits: int, stochastic: bool
+) -> tuple[Tensor, Tensor]:
+    refuse_gradient("quantize", x)
+    check_float("quantize", x.dtype)
+    if not 2 <= bits <= 8:
+        raise KernelError(f"gqc.quantize: bits={bits} is outside 2 .. 8")
+    if seed.numel() != 2:
+        raise KernelError(f"gqc.quantize: seed has {seed.numel()} elements; it holds the step's number and the step")
+    x = x.contiguous()
+    q = torch.empty(x.shape, dtype=torch.int8)
+    scale = torch.empty((), dtype=torch.float32)
+    native.run(
+        "quantize",
+        x.data_ptr(),
+        x.dtype is torch.bfloat16,
+        x.numel(),
+        None if absmax is None else pointer(absmax, torch.float32),
+        pointer(seed, torch.int64),
+        node,
+        bits,
+        stochastic,
+        q.data_ptr(),
+        scale.data_ptr(),
+    )
+    return q, scale
+
+
+def _quantize_fake(
+    x: Tensor, absmax: Tensor | None, seed: Tensor, node: int, bits: int, stochastic: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty((), dtype=torch.float32)
+
+
+def _dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    refuse_gradient("dequantize", scale)
+    check_float("dequantize", dtype)
+    q = q.contiguous()
+    out = torch.empty(q.shape, dtype=dtype)
+    native.run(
+        "dequantize",
+        pointer(q, torch.int8),
+        pointer(scale, torch.float32),
+        q.numel(),
+        dtype is torch.bfloat16,
+        out.data_ptr(),
+    )
+    return out
+
+
+def _dequantize_fake(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return q.new_empty(q.shape, dtype=dtype)
+
+
 define("absmax(Tensor x) -> Tensor", cpu=_absmax, fake=_absmax_fake)
+define(
+    "quantize(Tensor x, Tensor? absmax, Tensor seed, int node, int bits, bool stochastic) -> (Tensor q, Tensor scale)",
+    cpu=_quantize,
+    fake=_quantize_fake,
+)
+define("dequantize(Tensor q, Tensor scale, ScalarType dtype) -> Tensor", cpu=_dequantize, fake=_dequantize_fake)

@@ -1,0 +1,66 @@
+// SPMM in float32.
+
+#include "common/kernel.h"
+#include "cpu/graph/sum_rows.h"
+
+namespace gqc::GQC_ISA {
+namespace {
+
+template <typename Index>
+struct Spmm {
+  int64_t threads;
+  Rows<Index> rows;
+  Operand<float, Index> lhs, rhs;
+  const FeatureLayout& layout;
+  float* out;
+
+  template <typename Op, int StepA, int StepB, int Tile>
+  Error sum() const {
+    int32_t largest = 0;
+    return SumRows<Op, float, StepA, float, StepB, Index>(rows, lhs, rhs, layout, 1.0f, out)
+        .template run<Tile>(threads, &largest);
+  }
+
+  // Operations that few models use are compiled for one vector at a time.
+  template <typename Op>
+  Error seldom() const {
+    if (layout.lhs_step == 0) return sum<Op, 0, 1, 1>();
+    return layout.rhs_step == 0 ? sum<Op, 1, 0, 1>() : sum<Op, 1, 1, 1>();
+  }
+
+  Error run(int64_t op) const {
+    switch (op) {
+      case kCopy:
+        return sum<Copy, 1, 1, 8>();
+      case kMul:
+        if (layout.lhs_step == 0) return Spmm{threads, rows, rhs, lhs, layout.swapped(), out}.run(op);
+        return layout.rhs_step == 0 ? sum<Mul, 1, 0, 8>() : sum<Mul, 1, 1, 8>();
+      case kAdd:
+        return seldom<Add>();
+      case kSub:
+        return seldom<Sub>();
+      case kDiv:
+        return seldom<Div>();
+    }
+    return kUnknownOp;
+  }
+};
+
+}  // namespace
+
+// out[v] = sum over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]); kCopy reads lhs only.
+GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const float* lhs,
+                 const void* lhs_rows, const float* rhs, const void* rhs_rows, const FeatureLayout* layout, float* out) {
+  return with_index(is_int64, [&](auto index) {
+    using Index = decltype(index);
+    return Spmm<Index>{threads,
+                       {static_cast<const Index*>(indptr), rows},
+                       {lhs, static_cast<const Index*>(lhs_rows)},
+                       {rhs, static_cast<const Index*>(rhs_rows)},
+                       *layout,
+                       out}
+        .run(op);
+  });
+}
+
+}  // namespace gqc::GQC_ISA
