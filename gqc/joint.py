@@ -51,6 +51,8 @@ class JointGraph:
         placeholders: what each placeholder means, in graph order.
         num_forward_outputs: how many outputs belong to the forward.
         gradient_of: the placeholder nodes to which the gradients after the forward outputs belong.
+        model_outputs: positions of the forward outputs that the model returns; ``None``: all. The outputs of a stage
+            before an eager island are not the model's.
         training: whether the graph has a backward.
     """
 
@@ -58,6 +60,7 @@ class JointGraph:
     placeholders: list[Placeholder]
     num_forward_outputs: int
     gradient_of: list[fx.Node] = field(default_factory=list)
+    model_outputs: frozenset[int] | None = None
 
     @property
     def graph(self) -> fx.Graph:

@@ -1,1 +1,48 @@
-"""The passes over the joint forward and backward graph, in running order."""
+"""The passes over the joint forward and backward graph, in running order.
+
+A pass is a function ``(JointGraph, Policy) -> Report`` that rewrites or marks the graph. Its docstring says what it
+requires, does and ensures; :mod:`gqc.passes.verify` checks that after each. :func:`gqc.passes.partition.partition`
+then splits the graph into the two halves that run.
+"""
+
+from gqc.joint import JointGraph
+from gqc.passes.find_primitives import find_primitives
+from gqc.passes.keep_full_precision import keep_full_precision
+from gqc.passes.partition import partition
+from gqc.passes.quantize_operands import quantize_operands
+from gqc.passes.report import Decision, Report
+from gqc.passes.save_masks import save_masks
+from gqc.passes.share_quantized import share_quantized
+from gqc.passes.verify import verify, verify_decided
+from gqc.policy import Policy
+
+PIPELINE = (find_primitives, keep_full_precision, quantize_operands, share_quantized, save_masks)
+
+__all__ = [
+    "PIPELINE",
+    "Decision",
+    "Report",
+    "find_primitives",
+    "keep_full_precision",
+    "partition",
+    "quantize_operands",
+    "run",
+    "save_masks",
+    "share_quantized",
+    "verify",
+]
+
+
+def run(joint: JointGraph, policy: Policy) -> list[Report]:
+    """Run all passes over a joint graph, which is changed in place.
+
+    Raises:
+        PassError: a pass broke what it ensures.
+    """
+    reports = []
+    for rewrite in PIPELINE:
+        reports.append(rewrite(joint, policy))
+        verify(joint, rewrite.__name__)
+    verify_decided(joint)
+    joint.module.recompile()
+    return reports

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+FOUND, QUANTIZED, KEPT, SHARED, REPLACED = "found", "quantized", "kept", "shared", "replaced"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -15,7 +17,7 @@ class Decision:
         module: dotted path of the module that the node comes from, ``""`` for the model itself.
         primitive: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ``"edge_softmax"``, ...
         half: ``"forward"`` or ``"backward"``.
-        action: ``"found"``, ``"quantized"``, ``"kept"`` or ``"shared"``.
+        action: ``"found"``, ``"quantized"``, ``"kept"``, ``"shared"`` or ``"replaced"``.
         reason: one sentence fragment for people.
     """
 
@@ -26,14 +28,29 @@ class Decision:
     action: str
     reason: str
 
+    def __str__(self) -> str:
+        where = f" of {self.module}" if self.module else ""
+        return f"{self.action:9} {self.half:8} {self.primitive:12} {self.node}{where}: {self.reason}"
+
 
 @dataclass
 class Report:
-    """The decisions of one pass over one joint graph, in graph order."""
+    """The decisions of one pass over one joint graph, in graph order.
+
+    Attributes:
+        name: the pass.
+        decisions: one a node.
+        numbers: counts and sizes that hold for the graph as a whole, by what they count.
+    """
 
     name: str
     decisions: list[Decision] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def count(self) -> Counter[str]:
         """Number of decisions by action."""
         return Counter(d.action for d in self.decisions)
+
+    def __str__(self) -> str:
+        lines = [self.name, *(f"  {d}" for d in self.decisions), *(f"  {name}: {n}" for name, n in self.numbers.items())]
+        return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""What the passes ask of a node of the joint graph, and how they add one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+FORWARD, BACKWARD = "forward", "backward"
+
+aten = torch.ops.aten
+
+IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh_copy.default})
+"""Ops whose result has the values and the shape of their operand."""
+
+RESHAPES = frozenset(
+    {
+        aten.t.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+    }
+)
+"""Ops whose result holds the values of their operand in another shape, each exactly once."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a node comes from in the user's model.
+
+    Attributes:
+        id: number of the recorded call, the same on the backward nodes that AOTAutograd derives from it; -1 if unknown.
+        module: dotted path of the module that made the call, ``""`` for the model itself.
+        type: class name of that module.
+    """
+
+    id: int = -1
+    module: str = ""
+    type: str = ""
+
+
+def origin(node: fx.Node) -> Origin:
+    """The recorded call behind a node."""
+    recorded = node.meta.get("custom", {}).get("gqc", {})
+    return Origin(recorded.get("id", -1), recorded.get("module", ""), recorded.get("type", ""))
+
+
+def half(node: fx.Node) -> str:
+    """``"backward"`` for what AOTAutograd derived, ``"forward"`` otherwise."""
+    return BACKWARD if node.meta.get("partitioner_tag") == "is_backward" else FORWARD
+
+
+def is_tensor(node: object) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), Tensor)
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether the node is a number computed from tensor sizes."""
+    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def example(size: int | torch.SymInt) -> int:
+    """A size at the example call; 1 for a size that the example does not fix."""
+    hint = size if isinstance(size, int) else size.node.hint
+    return 1 if hint is None else int(hint)
+
+
+def example_numel(value: Tensor) -> int:
+    """Number of elements at the example call."""
+    count = 1
+    for size in value.shape:
+        count *= example(size)
+    return count
+
+
+def mutates(node: fx.Node) -> bool:
+    """Whether running the node has an effect besides its result."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and (schema.is_mutable or not schema.returns)
+
+
+def source(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """The node that first held a node's values, and the reshapes from there to the node in order."""
+    path: list[fx.Node] = []
+    while node.op == "call_function" and (node.target in RESHAPES or node.target in IDENTITIES):
+        if node.target in RESHAPES:
+            path.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    return node, path[::-1]
+
+
+def inputs_of_values(node: fx.Node) -> Iterator[fx.Node]:
+    """Inputs whose values, not sizes, a node reads."""
+    return (n for n in node.all_input_nodes if not is_size(n))
+
+
+def pick(node: fx.Node, index: int) -> fx.Node:
+    """The node that takes one result of a node with several, added after it if it is not there yet."""
+    for user in node.users:
+        if user.target is operator.getitem and user.args[1] == index:
+            return user
+    with node.graph.inserting_after(node):
+        picked = node.graph.call_function(operator.getitem, (node, index))
+    picked.meta.update(node.meta, val=node.meta["val"][index])
+    picked.meta.pop("gqc", None)
+    return picked
+
+
+def call(target: Callable[..., Any], args: tuple[Any, ...], like: fx.Node) -> fx.Node:
+    """Add a call at the graph's insertion point.
+
+    Its fake value comes from running the op on its arguments' fake values; origin and half are those of ``like``.
+    """
+    node = like.graph.call_function(target, args)
+    values = fx.map_arg(args, lambda n: n.meta["val"])
+    modes = [v.fake_mode for n in node.all_input_nodes if hasattr(v := n.meta["val"], "fake_mode")]
+    with modes[0]:
+        node.meta["val"] = target(*values)
+    for key in ("custom", "partitioner_tag"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+    return node
+
+
+def drop_unused(graph: fx.Graph) -> None:
+    """Erase the calls whose result nobody reads and that have no other effect."""
+    graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or mutates(n))

@@ -1,0 +1,127 @@
+"""Split the joint graph into a forward and a backward half that run apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gqc.joint import TANGENT, JointGraph
+from gqc.passes.nodes import aten, example, half, is_size, mutates, BACKWARD
+from gqc.passes.saved_values import choose_saved, tangent_dependent
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A value that the forward keeps for the backward.
+
+    Attributes:
+        name: its node in the joint graph.
+        dtype: ``None`` for a size, which is saved as a Python int.
+        shape: symbolic sizes.
+        held: whether the caller holds it anyway, as a parameter, buffer or input.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    shape: tuple[int | torch.SymInt, ...]
+    held: bool
+
+    def nbytes(self) -> int:
+        """Memory that saving it costs at the example call: 0 if the caller holds it anyway."""
+        if self.held or self.dtype is None:
+            return 0
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= example(size)
+        return count
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two modules that run in place of a joint graph.
+
+    Attributes:
+        forward: takes the joint graph's placeholders without tangents, gives the forward outputs, then the saved values.
+        backward: takes the saved values, then the tangents; gives one gradient or ``None`` a placeholder of
+            ``forward``. ``None`` without training.
+        saved: what is saved, in order.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    saved: list[SavedTensor]
+
+
+def partition(joint: JointGraph) -> Halves:
+    """Split a joint graph where the fewest bytes cross, computing nothing expensive or random twice.
+
+    Requires: the output of the last pass.
+    Does: see :func:`gqc.passes.saved_values.choose_saved`. In-place updates of buffers run in the forward; a buffer
+        that the backward reads as it was before is copied first.
+    Ensures: the halves together compute what the joint graph computes.
+    """
+    _copy_updated(joint)
+    results = list(joint.output.args[0])  # type: ignore[arg-type]
+    outputs, gradients = results[: joint.num_forward_outputs], results[joint.num_forward_outputs :]
+    primals = [p.node for p in joint.placeholders if p.kind != TANGENT]
+    saved = choose_saved(joint)
+    tangents = [p.node for p in joint.placeholders if p.kind == TANGENT]
+    late = tangent_dependent(joint)
+    updates = [n for n in joint.graph.nodes if mutates(n)]
+    forward = _extract(joint, primals, [*outputs, *saved], [n for n in updates if n not in late])
+    backward = None
+    if joint.training:
+        of = dict(zip(joint.gradient_of, gradients, strict=True))
+        updates = [n for n in updates if n in late]
+        backward = _extract(joint, [*saved, *tangents], [of.get(p) for p in primals], updates)
+    return Halves(forward, backward, [_describe(n) for n in saved])
+
+
+def _describe(node: fx.Node) -> SavedTensor:
+    value = node.meta["val"]
+    held = node.op == "placeholder"
+    if isinstance(value, Tensor):
+        return SavedTensor(node.name, value.dtype, tuple(value.shape), held)
+    return SavedTensor(node.name, None, (), held)
+
+
+def _copy_updated(joint: JointGraph) -> None:
+    """Give the backward a copy of each buffer that the forward updates in place and the backward reads unchanged."""
+    for placeholder in joint.placeholders:
+        buffer = placeholder.node
+        readers = [u for u in buffer.users if half(u) == BACKWARD and not is_size(u)]
+        if readers and any(mutates(u) and u.args[0] is buffer for u in buffer.users):
+            first = next(n for n in joint.graph.nodes if n.op != "placeholder")
+            with joint.graph.inserting_before(first):
+                copy = joint.graph.call_function(aten.clone.default, (buffer,))
+            copy.meta.update(val=buffer.meta["val"], partitioner_tag="is_forward")
+            for reader in readers:
+                reader.replace_input_with(buffer, copy)
+
+
+def _extract(
+    joint: JointGraph, inputs: Sequence[fx.Node], outputs: Sequence[Any], updates: Iterable[fx.Node]
+) -> fx.GraphModule:
+    """A module from ``inputs`` to ``outputs`` with the given in-place updates, in the order of the joint graph."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta.update(node.meta)
+    needed: set[fx.Node] = set()
+    stack = [n for n in (*outputs, *updates) if isinstance(n, fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node not in needed and node not in copies:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    for node in joint.graph.nodes:
+        if node in needed:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
+    graph.lint()
+    return fx.GraphModule(joint.module, graph)

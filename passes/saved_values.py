@@ -1,0 +1,102 @@
+"""Which values cross from the forward to the backward."""
+
+from __future__ import annotations
+
+import networkx
+import torch
+from torch import Tensor, fx
+
+from gqc.joint import TANGENT, JointGraph
+from gqc.passes.nodes import RESHAPES, aten, example_numel, is_size, mutates
+from gqc.passes.primitive import ops
+
+REPEATED = RESHAPES | {
+    aten.detach.default,
+    aten.alias.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    ops.dequantize.default,
+}
+"""Ops that the backward repeats: views, which cost nothing, and the return from int8, which saves three bytes of four."""
+
+_HELD_BYTES = 1
+_SIZE_BYTES = 8
+
+
+def choose_saved(joint: JointGraph) -> list[fx.Node]:
+    """The values that the forward saves, in graph order: the set of fewest bytes from which the backward can run.
+
+    What the forward outputs and in-place updates need is computed in the forward; what depends on a gradient is
+    computed in the backward. Everything between, such as the mask of an activation, goes where fewer bytes cross.
+    Only the ops of :data:`REPEATED` and sizes are computed in both halves; parameters, buffers and inputs count as
+    free, because the caller holds them anyway.
+
+    It is a minimum cut (as in torch's min-cut partitioner): a value is an edge with its bytes as capacity, from
+    *computed in the forward* to *known to the backward*.
+    """
+    if not joint.training:
+        return []
+    late = tangent_dependent(joint)
+    results = joint.output.args[0]
+    needed = _ancestors([*results[: joint.num_forward_outputs], *(n for n in joint.graph.nodes if mutates(n))], late)  # type: ignore[index]
+    gradients = {n for n in results[joint.num_forward_outputs :] if isinstance(n, fx.Node)}  # type: ignore[index]
+    flow = networkx.DiGraph()
+    flow.add_nodes_from(("source", "sink"))
+    early = [n for n in joint.graph.nodes if n not in late and n.op not in ("output", "get_attr")]
+    for node in early:
+        computed, known = (node, "computed"), (node, "known")
+        flow.add_edge(computed, known, **_capacity(node))
+        repeated = _is_repeated(node)
+        if node.op == "placeholder" or (node in needed and not repeated) or _is_random(node):
+            flow.add_edge("source", computed)
+        if node in gradients:
+            flow.add_edge(known, "sink")
+        for user in node.users:
+            if user in late:
+                flow.add_edge(known, "sink")
+            elif user.op != "output":
+                flow.add_edge(known, (user, "computed"))
+                if not repeated:
+                    # A user in the forward keeps its operand there: otherwise both halves would compute the operand.
+                    flow.add_edge((user, "computed"), computed)
+    _, (forward, _) = networkx.minimum_cut(flow, "source", "sink")
+    return [n for n in early if (n, "computed") in forward and (n, "known") not in forward]
+
+
+def tangent_dependent(joint: JointGraph) -> set[fx.Node]:
+    """The nodes that depend on a gradient and so can only run in the backward."""
+    late = {p.node for p in joint.placeholders if p.kind == TANGENT}
+    for node in joint.graph.nodes:
+        if node.op != "output" and any(n in late for n in node.all_input_nodes):
+            late.add(node)
+    return late
+
+
+def _ancestors(nodes: list[object], late: set[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = [n for n in nodes if isinstance(n, fx.Node) and n not in late]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _is_repeated(node: fx.Node) -> bool:
+    return node.target in REPEATED or is_size(node)
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _capacity(node: fx.Node) -> dict[str, int]:
+    """The cost of saving a node; unlimited for one with several results, which are saved one by one."""
+    value = node.meta.get("val")
+    if node.op == "placeholder":
+        return {"capacity": _HELD_BYTES}
+    if isinstance(value, Tensor):
+        return {"capacity": example_numel(value) * value.dtype.itemsize}
+    return {"capacity": _SIZE_BYTES} if is_size(node) else {}

@@ -1,0 +1,109 @@
+"""Check what the passes promise one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from gqc.errors import PassError
+from gqc.joint import PARAMETER, TANGENT, JointGraph
+from gqc.passes.nodes import mutates, source
+from gqc.passes.primitive import KINDS, mark, ops
+
+_INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default)
+
+
+def verify(joint: JointGraph, after: str) -> None:
+    """Check a joint graph after a pass.
+
+    - The graph is well-formed, every node is used after it is defined and has a fake value.
+    - Every primitive is marked. An op that takes its place reads int8 operands, each with a float32 scale of no
+      dimensions.
+    - No int8 copy of a parameter leaves the step as a result or through an in-place update.
+    - Nothing that the forward returns depends on a gradient.
+
+    Args:
+        joint: the graph.
+        after: name of the pass that ran last, for the message.
+
+    Raises:
+        PassError: naming the pass, the node and what is wrong.
+    """
+
+    def fail(node: fx.Node, wrong: str) -> None:
+        raise PassError(f"pass {after} left node {node.name} ({node.target}): {wrong}")
+
+    try:
+        joint.graph.lint()
+    except RuntimeError as error:
+        raise PassError(f"pass {after} left a malformed graph: {error}") from error
+    for node in joint.graph.nodes:
+        if node.op == "output":
+            continue
+        if node.op != "get_attr" and "val" not in node.meta and not mutates(node):
+            fail(node, "it has no fake value")
+        if (node.target in KINDS or node.target in _INT8_FORMS) and mark(node) is None:
+            fail(node, "a primitive without a mark")
+        if node.target in _INT8_FORMS:
+            for wrong in _wrong_operands(node):
+                fail(node, wrong)
+    for node in _results_and_updates(joint):
+        parameter = _quantized_parameter(joint, node)
+        if parameter is not None:
+            fail(node, f"an int8 copy of parameter {parameter.name} would outlive the step")
+    for node in _depend_on(p.node for p in joint.placeholders if p.kind == TANGENT):
+        if node in joint.output.args[0][: joint.num_forward_outputs]:  # type: ignore[index]
+            fail(node, "an output of the forward depends on a gradient")
+
+
+def verify_decided(joint: JointGraph) -> None:
+    """Check that after the last pass every primitive is either kept with a reason or in its int8 form.
+
+    Raises:
+        PassError: naming the node.
+    """
+    for node in joint.graph.nodes:
+        primitive = mark(node)
+        if primitive is not None and (primitive.kept is None) != (node.target in _INT8_FORMS):
+            raise PassError(f"node {node.name} ({node.target}): {primitive.kind} is neither kept with a reason nor int8")
+
+
+def _wrong_operands(node: fx.Node) -> Iterator[str]:
+    for schema, argument in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]
+        if schema.name.endswith("_scale") and isinstance(argument, fx.Node):
+            position = node.args.index(argument)
+            values, scale = node.args[position - 1].meta["val"], argument.meta["val"]  # type: ignore[union-attr]
+            if values.dtype is not torch.int8:
+                yield f"operand {node.args[position - 1]} has a scale but is {values.dtype}"
+            if scale.dtype is not torch.float32 or scale.dim() != 0:
+                yield f"scale {argument} is not a float32 number"
+
+
+def _results_and_updates(joint: JointGraph) -> Iterator[fx.Node]:
+    yield from joint.output.all_input_nodes
+    for node in joint.graph.nodes:
+        if mutates(node):
+            yield from node.all_input_nodes
+
+
+def _quantized_parameter(joint: JointGraph, node: fx.Node) -> fx.Node | None:
+    parameters = {p.node for p in joint.placeholders if p.kind == PARAMETER}
+    picked, _ = source(node)
+    quantize = picked.args[0] if picked.args else None
+    if isinstance(quantize, fx.Node) and quantize.target is ops.quantize.default:
+        values, _ = source(quantize.args[0])  # type: ignore[arg-type]
+        return values if values in parameters else None
+    return None
+
+
+def _depend_on(nodes: Iterator[fx.Node]) -> set[fx.Node]:
+    reached: set[fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in reached:
+            reached.add(node)
+            stack.extend(node.users)
+    return reached
