@@ -1,0 +1,8 @@
+"""Capture: a model and one real call become a torch.fx graph."""
+
+from gqc.capture.inputs import Call, InputPlan, UncapturedInput, read_call
+from gqc.capture.islands import Island, calling
+from gqc.capture.ladder import capture
+from gqc.capture.record import Captured
+
+__all__ = ["Call", "Captured", "InputPlan", "Island", "UncapturedInput", "calling", "capture", "read_call"]

@@ -1,0 +1,99 @@
+"""Eager islands: the parts of a forward that are not recorded but run as plain Python on real tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gqc.errors import CaptureError
+
+_calls = threading.local()
+
+
+@contextmanager
+def calling(graphs: Sequence[Any]) -> Iterator[None]:
+    """Makes the graph objects of the current call reachable for its islands; nests and is local to the thread."""
+    outer = getattr(_calls, "graphs", None)
+    _calls.graphs = graphs
+    try:
+        yield
+    finally:
+        _calls.graphs = outer
+
+
+def current_graph(index: int) -> Any:
+    """Graph argument ``index`` (in flattening order) of the call that is running."""
+    return _calls.graphs[index]
+
+
+class Island:
+    """Target of a ``call_function`` node that runs eager Python, with autograd, on real tensors.
+
+    Called with the node's arguments (tensors and ints); returns one tensor or a list of tensors, as recorded.
+
+    Attributes:
+        fn: what runs.
+        name: the module path or function name shown to the user.
+        reason: why it is not part of the captured graph.
+        structural: it reads integer tensors only and draws no random numbers, so that it needs no gradient.
+    """
+
+    __module__ = __name__
+
+    def __init__(self, fn: Callable[..., Any], name: str, reason: str, *, structural: bool = False) -> None:
+        self.fn = fn
+        self.name = name
+        self.reason = reason
+        self.structural = structural
+        self.static: tuple[tuple[int | None, ...], ...] = ()
+        self.__name__ = self.__qualname__ = "island_" + "".join(c if c.isalnum() else "_" for c in name)
+
+    def __call__(self, *args: Any) -> Tensor | list[Tensor]:
+        out = self.fn(*args)
+        results = [out] if isinstance(out, Tensor) else list(out)
+        for result, static in zip(results, self.static, strict=False):
+            if any(want is not None and want != got for want, got in zip(static, result.shape, strict=True)):
+                raise CaptureError(
+                    f"eager island '{self.name}' returned shape {tuple(result.shape)}, captured as "
+                    f"{tuple('*' if size is None else size for size in static)}",
+                    module=self.name,
+                )
+        return out if isinstance(out, Tensor) else results
+
+    def __repr__(self) -> str:
+        return f"Island({self.name!r}, {self.reason!r})"
+
+
+class FunctionCall:
+    """Applies a ``torch.autograd.Function``; its own backward is what autograd runs."""
+
+    __module__ = __name__
+
+    def __init__(self, function: type[torch.autograd.Function], apply: Callable[..., Any]) -> None:
+        self.function = function
+        self._apply = apply
+        self.__name__ = self.__qualname__ = function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._apply.__get__(None, self.function)(*args, **kwargs)
+
+
+class AutocastCall:
+    """Runs a function under the autocast state in which it was recorded, whatever the state is when it is called."""
+
+    __module__ = __name__
+
+    def __init__(self, fn: Callable[..., Any], name: str, device: str, dtype: torch.dtype) -> None:
+        self.fn = fn
+        self.device = device
+        self.dtype = dtype
+        self.__name__ = self.__qualname__ = f"autocast_{name}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device, self.dtype, cache_enabled=False):
+            return self.fn(*args, **kwargs)

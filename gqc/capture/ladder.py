@@ -1,0 +1,114 @@
+"""The whole forward as one graph if possible, else split around eager islands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gqc.capture.graphs import adapter_of
+from gqc.capture.inputs import substitute
+from gqc.capture.modules import user_location
+from gqc.capture.record import Captured, Recording
+from gqc.errors import CaptureError, InputError
+
+_MAX_ATTEMPTS = 32
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    forward: Callable[..., Any] | None = None,
+) -> Captured:
+    """Record ``model``'s forward on a real call.
+
+    Args:
+        model: its parameters and buffers are named by the graph's get_attr nodes.
+        args, kwargs: a call; nothing in it is changed.
+        forward: what is recorded, by default ``model.forward``.
+
+    Returns:
+        The captured graph. A submodule that cannot be recorded is an eager island in it.
+
+    Raises:
+        CaptureError: the model itself (not one of its submodules) cannot be recorded.
+        InputError: an argument cannot be captured.
+        Exception: what the model raises when it runs eagerly on this call, unchanged.
+    """
+    kwargs = kwargs or {}
+    forward = forward or model.forward
+    _materialise_lazy(model, forward, args, kwargs)
+    islands: dict[str, str] = {}
+    exact = False
+    for attempt in range(_MAX_ATTEMPTS):
+        recording = Recording(model, forward, args, kwargs, islands, exact)
+        try:
+            captured = recording.run()
+            stale = captured.guards.check(recording.call.flat)
+        except InputError:
+            raise
+        except Exception as error:
+            if attempt == 0:
+                _run_eagerly(model, forward, args, kwargs)
+            path = _failed_module(error, recording.watch.failed, islands)
+            reason = error.reason if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+            if not path:
+                raise _at_root(error, reason, recording.watch.failed) from error
+            islands[path] = reason
+            continue
+        if stale is None:
+            return captured
+        if exact:
+            raise CaptureError(f"the capture does not hold for the call that it was made from ({stale})")
+        exact = True
+    raise CaptureError(f"{len(islands)} submodules cannot be recorded")
+
+
+def _failed_module(error: Exception, stack: list[str], islands: dict[str, str]) -> str:
+    """The innermost module that was running and is no island yet, ``""`` if that is the model itself."""
+    if isinstance(error, CaptureError) and error.module and error.module not in islands:
+        return error.module
+    return next((path for path in reversed(stack) if path not in islands), "")
+
+
+def _at_root(error: Exception, reason: str, stack: list[str]) -> CaptureError:
+    if isinstance(error, CaptureError) and error.location:
+        return error
+    trace, location = error.__traceback__, ""
+    while trace is not None:
+        location = user_location(trace.tb_frame) or location
+        trace = trace.tb_next
+    return CaptureError(reason, module=stack[-1] if stack else "", location=location)
+
+
+def _run_eagerly(model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raise what the model itself raises on this call; leaves no trace in the model, the graphs or the generators."""
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    fields = {name: dict(vars(m)) for name, m in model.named_modules()}
+
+    def local(graph: Any) -> Any:
+        adapter = adapter_of(graph)
+        assert adapter is not None
+        return adapter.local(graph)
+
+    copied_args, copied_kwargs = substitute((args, kwargs), lambda x: x.detach().clone(), local)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            forward(*copied_args, **copied_kwargs)
+    finally:
+        for name, module in model.named_modules():
+            vars(module).clear()
+            vars(module).update(fields[name])
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+
+
+def _materialise_lazy(model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Run lazy modules once, which gives their parameters a shape."""
+    if any(torch.nn.parameter.is_lazy(p) for p in model.parameters()):
+        with torch.no_grad():
+            forward(*args, **kwargs)

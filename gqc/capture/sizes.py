@@ -1,0 +1,95 @@
+"""Symbolic sizes: where each symbol comes from, and size expressions as graph nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+import torch.fx as fx
+from torch import SymInt, Tensor
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import OptimizedPythonReferenceAnalysis
+
+from gqc.errors import CaptureError
+
+GENERIC_SIZE = 4099
+"""Hint of a data-dependent size that is 0 or 1 in the example: torch would build these two in as special cases."""
+
+
+def dynamic_axes(tensor: Tensor) -> tuple[int, ...]:
+    """The axes of an argument that may change between calls: the last one of ``edge_index`` [2, E], else the first."""
+    if tensor.dim() == 2 and tensor.shape[0] == 2 and not (tensor.is_floating_point() or tensor.is_complex()):
+        return (1,)
+    return (0,) if tensor.dim() else ()
+
+
+class Sizes:
+    """The symbols of one capture.
+
+    Attributes:
+        env: the ShapeEnv that holds all symbols; sizes are never merged because they happen to be equal.
+        sources: node and axis from which a symbol's value is read when the graph runs.
+        data_dependent: symbols that are not the size of an argument.
+        internal: positions in ``env.guards`` of guards that torch's own code asked for.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, int]] = {}
+        self.data_dependent: set[sympy.Symbol] = set()
+        self.internal: set[int] = set()
+        self.exact = False
+        self._graph = graph
+        self._nodes: dict[sympy.Expr, fx.Node] = {}
+
+    def symbol(self, size: int, name: str) -> SymInt | int:
+        """A size that differs between calls. Sizes 0 and 1 stay numbers: they change how torch broadcasts."""
+        if size < 2:
+            return size
+        source = ConstantSource(name)
+        expr = self.env.create_symbol(size, source, DimDynamic.DYNAMIC, None, positive=True)
+        return self.env.create_symintnode(expr, hint=size, source=source)
+
+    def data_dependent_symbol(self, size: int, name: str) -> SymInt:
+        """A size known only when the graph runs. Its value in the example is a hint, never an assumption."""
+        hint = GENERIC_SIZE if size < 2 and not self.exact else size
+        source = ConstantSource(name)
+        expr = self.env.create_unspecified_symbol(hint, source, DimDynamic.DYNAMIC)
+        symint = self.env.create_symintnode(expr, hint=hint, source=source)
+        torch._check(symint >= 0)
+        self.internal.add(len(self.env.guards) - 1)
+        self.data_dependent.add(expr)
+        return symint
+
+    def bind(self, tensor: Tensor, node: fx.Node) -> None:
+        """Let the symbols in the shape of a result that have no source yet be read from ``node``."""
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, SymInt) and size.node.expr.is_Symbol:
+                self.sources.setdefault(size.node.expr, (node, axis))
+
+    def node(self, size: SymInt | torch.SymFloat | torch.SymBool) -> Any:
+        """The number or graph node that computes a symbolic number."""
+        return self._expr(self.env.simplify(size.node.expr))
+
+    def _expr(self, expr: sympy.Expr) -> Any:
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_number:
+            return float(expr)
+        if expr not in self._nodes:
+            tracer = fx.proxy.GraphAppendingTracer(self._graph)
+            env = {s: fx.Proxy(self._symbol(s), tracer) for s in expr.free_symbols}
+            result = sympy_interp(OptimizedPythonReferenceAnalysis, env, expr)
+            self._nodes[expr] = result.node if isinstance(result, fx.Proxy) else result
+        return self._nodes[expr]
+
+    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        if symbol not in self._nodes:
+            if symbol not in self.sources:
+                raise CaptureError(f"size {symbol} has no tensor from which it could be read")
+            node, axis = self.sources[symbol]
+            self._nodes[symbol] = self._graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+        return self._nodes[symbol]

@@ -1,0 +1,167 @@
+"""Torch calls that the tracer must not run as they are on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import SymInt, Tensor
+
+from gqc.errors import CaptureError
+
+if TYPE_CHECKING:
+    from gqc.capture.tracer import Tracer
+
+Rule = Callable[["Tracer", Any, Any, Any], Any]
+_RULES: dict[Any, Rule] = {}
+
+
+def rule_of(func: Any) -> Rule | None:
+    """The special rule of a torch function, ``None`` if it is recorded as it is."""
+    try:
+        return _RULES.get(func)
+    except TypeError:  # an unhashable callable
+        return None
+
+
+def _for(*functions: Any) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return register
+
+
+@_for(
+    Tensor.__bool__,
+    Tensor.__index__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__complex__,
+    Tensor.__contains__,
+    Tensor.is_nonzero,
+    torch.is_nonzero,
+    Tensor.equal,
+    torch.equal,
+    Tensor.allclose,
+    torch.allclose,
+)
+def _value(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return tracer.decide(func, args, kwargs)
+
+
+@_for(Tensor.item)
+def _item(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    if tensor.dtype in _INTEGERS and tracer.example.value(tracer.node_of(tensor)).item() >= 0:
+        return tracer.count(tensor)
+    return tracer.decide(func, args, kwargs)
+
+
+@_for(Tensor.tolist)
+def _tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    if tensor.dim() == 1 and isinstance(tensor.shape[0], int):
+        with tracer:
+            return [tensor[i].item() for i in range(tensor.shape[0])]
+    return tracer.decide(func, args, kwargs)
+
+
+@_for(Tensor.__iter__)
+def _iterate(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    with tracer:
+        return iter(args[0].unbind(0))
+
+
+@_for(torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy)
+def _constant(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    data, rest = args[0], args[1:]
+    leaves = pytree.tree_leaves(data)
+    if isinstance(data, Tensor):
+        return tracer.record(func, args, kwargs)
+    if any(isinstance(x, Tensor) for x in leaves):
+        with tracer:
+            return _stack(data, kwargs.get("dtype") or torch.get_default_dtype())
+    if any(isinstance(x, SymInt) for x in leaves):
+        with tracer:
+            return _stack(data, kwargs.get("dtype") or torch.int64)
+    with tracer.on_real():
+        real = func(data, *rest, **kwargs)
+    with tracer:
+        return real.clone()  # the model may write to it, and the next call must find it unchanged
+
+
+def _stack(data: Any, dtype: torch.dtype) -> Tensor:
+    """``torch.tensor(data)`` for nested lists that hold symbolic sizes, which torch.tensor would turn into numbers."""
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_stack(item, dtype) for item in data])
+    return data.to(dtype) if isinstance(data, Tensor) else torch.full((), data, dtype=dtype)
+
+
+@_for(Tensor.__getitem__)
+def _getitem(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, index = args
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(p, Tensor) and p.dtype in (torch.bool, torch.uint8) for p in parts):
+        return tracer.record(func, args, kwargs)
+    expanded: list[Any] = []
+    with tracer:
+        for part in parts:
+            if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+                expanded.extend(part.nonzero().unbind(1))
+            else:
+                expanded.append(part)
+        return tensor[tuple(expanded)]
+
+
+@_for(Tensor.masked_select, torch.masked_select)
+def _masked_select(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, mask = torch.broadcast_tensors(*args)
+    with tracer:
+        return tensor[mask]
+
+
+@_for(Tensor.repeat_interleave, torch.repeat_interleave)
+def _repeat_interleave(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    def parse(tensor: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: Any = None) -> Any:
+        return tensor, repeats, dim, output_size
+
+    tensor, repeats, dim, output_size = parse(*args, **kwargs)
+    if not isinstance(repeats, Tensor) or output_size is not None:
+        return tracer.record(func, args, kwargs)
+    with tracer:
+        if dim is None:
+            tensor, dim = tensor.flatten(), 0
+        repeats = repeats.expand(tensor.shape[dim]) if repeats.dim() == 0 or repeats.shape[0] == 1 else repeats
+        return tensor.index_select(dim, torch.repeat_interleave(repeats))
+
+
+@_for(Tensor.data.__get__)
+def _data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
+    with tracer:
+        return args[0].detach()
+
+
+@_for(Tensor.detach_)
+def _detach(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
+    raise CaptureError("detach_() changes a tensor's gradient history in place; use x = x.detach()")
+
+
+@_for(Tensor.data.__set__, Tensor.requires_grad.__set__, Tensor.grad.__set__)
+def _set(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
+    raise CaptureError("forward assigns to an attribute (data, grad or requires_grad) of a tensor")
+
+
+@_for(Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+def _backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
+    raise CaptureError("forward computes gradients itself")
+
+
+@_for(Tensor.numpy, Tensor.__array__)
+def _numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
+    raise CaptureError("a tensor is turned into a NumPy array")
+
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -1,0 +1,360 @@
+"""The tracer: runs a model's own Python on fake tensors and records the torch calls that it makes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+from torch import SymBool, SymFloat, SymInt, Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from gqc.capture import special
+from gqc.capture.example import Example, real_tensors, storage_key
+from gqc.capture.islands import AutocastCall, FunctionCall, Island
+from gqc.capture.sizes import Sizes, dynamic_axes
+from gqc.errors import CaptureError
+
+_OPERATORS = {
+    f"__{name.rstrip('_')}__": getattr(operator, name)
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and_",
+        "or_",
+        "xor",
+        "neg",
+        "invert",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "getitem",
+        "setitem",
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "iand",
+        "ior",
+    ]
+}
+
+
+@dataclass(frozen=True)
+class ValueGuard:
+    """A Python decision taken on the value of a node: the capture holds while the node gives the same value."""
+
+    node: fx.Node
+    value: Any
+    location: str
+
+
+class Tracer(TorchFunctionMode):
+    """Records torch calls into :attr:`graph` while it is the active torch function mode.
+
+    Attributes:
+        graph: what has been recorded. ``meta["val"]`` of a node holds the fake result.
+        fake_mode: the mode in which the model runs.
+        sizes: symbols and their sources.
+        example: real values of recorded nodes.
+        guards: decisions that the model's Python took on values.
+        constants: real tensors that are neither arguments nor state of the model, by attribute name.
+        islands: eager islands in the order of recording.
+        describe: gives the provenance of the statement that is running (``meta["custom"]["gqc"]``).
+    """
+
+    def __init__(self, names: dict[int, str], describe: Callable[[], dict[str, Any]]) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.sizes = Sizes(self.graph)
+        self.fake_mode = FakeTensorMode(shape_env=self.sizes.env, allow_non_fake_inputs=True)
+        self.example = Example()
+        self.guards: list[ValueGuard] = []
+        self.constants: dict[str, Tensor] = {}
+        self.islands: list[Island] = []
+        self.describe = describe
+        self.suspended = False
+        self._names = names
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Tensor] = []
+        self._leaf_fakes: dict[int, FakeTensor] = {}
+        self._function_results: set[int] = set()
+        self._count = 0
+
+    # ---- arguments, parameters and constants
+
+    def placeholder(self, name: str, real: Tensor, axes: Sequence[int] | None = None) -> FakeTensor:
+        """Add an argument; ``axes`` may change size between calls (see :func:`~gqc.capture.sizes.dynamic_axes`)."""
+        node = self.graph.placeholder(name)
+        axes = dynamic_axes(real) if axes is None else axes
+        shape = [self.sizes.symbol(n, f"{name}_{d}") if d in axes else n for d, n in enumerate(real.shape)]
+        fake = self._empty(shape, real)
+        self.example.leaves[node] = real
+        self._name_node(node)
+        self._bind(fake, node)
+        return fake
+
+    def _empty(self, shape: Sequence[int | SymInt], like: Tensor) -> FakeTensor:
+        with torch._C.DisableTorchFunction(), self.fake_mode, torch.inference_mode(False):
+            fake = torch.empty(shape, dtype=like.dtype, device=like.device)
+            return fake.requires_grad_() if like.requires_grad else fake
+
+    def _leaf(self, real: Tensor) -> FakeTensor:
+        """The fake of a tensor that is no argument: a parameter, a buffer or a constant."""
+        if id(real) not in self._leaf_fakes:
+            name = self._names.get(id(real))
+            if name is None:
+                if real.layout != torch.strided:
+                    raise CaptureError(f"a {real.layout} tensor is used; pass edge_index and weights instead")
+                if real.requires_grad and real.grad_fn is not None:
+                    raise CaptureError("a tensor with gradient history that is not an argument is used")
+                name = f"_constant{len(self.constants)}"
+                self.constants[name] = real
+            node = self.graph.get_attr(name)
+            fake = self._empty(real.shape, real)
+            if isinstance(real, torch.nn.Parameter):
+                with torch._C.DisableTorchFunction(), self.fake_mode:
+                    fake = torch.nn.Parameter(fake.detach(), real.requires_grad)
+            node.meta["buffer"] = not isinstance(real, torch.nn.Parameter)
+            self.example.leaves[node] = real
+            self._alive.append(real)
+            self._leaf_fakes[id(real)] = fake
+            self._name_node(node)
+            self._bind(fake, node)
+        return self._leaf_fakes[id(real)]
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that computes a tensor which the tracer has made.
+
+        In a ``no_grad`` region a tensor that requires a gradient is read through ``detach``, so that the graph needs no
+        grad-mode switches.
+        """
+        if id(tensor) not in self._nodes:
+            if isinstance(tensor, FakeTensor):
+                raise CaptureError(
+                    "a tensor was made by code that torch does not show to the tracer (such as TorchScript)"
+                )
+            tensor = self._leaf(tensor)
+        if isinstance(tensor.grad_fn, BackwardCFunction) and id(tensor) not in self._function_results:
+            raise CaptureError(
+                "an autograd.Function is called through an alias of its apply; call Function.apply itself"
+            )
+        node = self._nodes[id(tensor)]
+        if tensor.requires_grad and not torch.is_grad_enabled():
+            node = self.graph.call_method("detach", (node,))
+            self._name_node(node)
+            node.meta["val"] = tensor.detach()
+        return node
+
+    # ---- recording
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.suspended:
+            return func(*args, **kwargs)
+        rule = special.rule_of(func)
+        return rule(self, func, args, kwargs) if rule else self.record(func, args, kwargs)
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call ``func`` on fake tensors and record the call if it makes or changes a tensor."""
+        args, kwargs = pytree.tree_map_only(Tensor, self._as_fake, (args, kwargs))
+        inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        state = [(x._version, x.requires_grad) for x in inputs]
+        known = len(self.sizes.env.guards)
+        try:
+            out = func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            return self._eagerly(func, args, kwargs, "the size of the result depends on data")
+        self.sizes.internal.update(range(known, len(self.sizes.env.guards)))
+        written = [x for x, (version, _) in zip(inputs, state, strict=True) if x._version != version]
+        if out is not None and not written and any(out is x for x in inputs):
+            if any(x.requires_grad != grad for x, (_, grad) in zip(inputs, state, strict=True)):
+                raise CaptureError("requires_grad_() is called on a tensor inside forward")
+            return out
+        if written or any(isinstance(x, Tensor) for x in pytree.tree_leaves(out)):
+            node = self.emit(func, args, kwargs)
+            self.bind(out, node)
+            for x in written:
+                self.example.writers.setdefault(storage_key(x), []).append(node)
+                node.meta["writes"] = True
+        return out
+
+    def emit(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
+        """Append the call of ``func`` to the graph."""
+        args, kwargs = self._operand(tuple(args)), self._operand(kwargs)
+        name = getattr(func, "__name__", type(func).__name__)
+        if torch.is_autocast_enabled("cpu"):
+            target = AutocastCall(func, name, "cpu", torch.get_autocast_dtype("cpu"))
+            node = self.graph.call_function(target, args, kwargs)
+        elif getattr(torch.Tensor, name, None) is func:
+            operation = _OPERATORS.get(name)
+            if operation is None:
+                node = self.graph.call_method(name, args, kwargs)
+            else:
+                node = self.graph.call_function(operation, args, kwargs)
+        else:
+            node = self.graph.call_function(func, args, kwargs)
+        self._name_node(node)
+        return node
+
+    def bind(self, out: Any, node: fx.Node) -> None:
+        """Let ``node`` be what computes the fake tensors in ``out``; containers are taken apart."""
+        if isinstance(out, Tensor):
+            self._bind(out, node)
+            return
+        node.meta["val"] = out
+        items = out.items() if isinstance(out, dict) else enumerate(out) if isinstance(out, (tuple, list)) else ()
+        for key, item in items:
+            if isinstance(item, (Tensor, tuple, list, dict)):
+                part = self.graph.call_function(operator.getitem, (node, key))
+                self._name_node(part)
+                self.bind(item, part)
+
+    def decide(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The Python value of ``func`` on the real arguments, which becomes a guard."""
+        args, kwargs = pytree.tree_map_only(Tensor, self._as_fake, (args, kwargs))
+        node = self.emit(func, args, kwargs)
+        value = self.example.value(node)
+        self.guards.append(ValueGuard(node, value, node.meta["custom"]["gqc"]["line"]))
+        return value
+
+    def function(self, target: FunctionCall, args: Any, kwargs: Any) -> Any:
+        """Record a ``torch.autograd.Function`` as one call, or as an island if it does not run on fake tensors."""
+        try:
+            out = self.record(target, args, kwargs)
+        except CaptureError:
+            raise
+        except Exception as error:
+            out = self._eagerly(target, args, kwargs, f"{type(error).__name__} on symbolic sizes: {error}")
+        self._function_results.update(id(x) for x in pytree.tree_leaves(out) if isinstance(x, Tensor))
+        return out
+
+    def carry(self, size: SymInt) -> fx.Node:
+        """A node whose result is a tensor without elements that has ``size`` rows."""
+        node = self.graph.call_function(torch.empty, ((self._operand(size), 0),))
+        self._name_node(node)
+        node.meta["val"] = self._empty((size, 0), torch.empty(0))
+        return node
+
+    def count(self, tensor: Tensor) -> SymInt | int:
+        """The value of an integer tensor with one element, 0 or more, as a symbolic size."""
+        return self.island(_carry_count, tensor, name="item", reason="an integer read from a tensor").shape[0]
+
+    def island(self, fn: Callable[..., Any], *args: Any, name: str, reason: str) -> Any:
+        """Record that ``fn(*args)`` runs eagerly; the sizes of its results depend on data.
+
+        Args:
+            fn: called with real tensors and ints; returns a tensor or a sequence of tensors.
+            args: fake tensors, symbolic or plain numbers.
+            name, reason: shown to the user.
+
+        Returns:
+            Fake tensors in the structure that ``fn`` returns (a list for a sequence).
+        """
+        args = tuple(self._as_fake(x) if isinstance(x, Tensor) else x for x in args)
+        operands = self._operand(args)
+        island = Island(fn, name, reason)
+        node = self.graph.call_function(island, operands)
+        self._name_node(node)
+        real = [self._real_operand(operand, arg) for operand, arg in zip(operands, args, strict=True)]
+        with self.on_real(), torch.set_grad_enabled(torch.is_grad_enabled()):
+            out = fn(*real)
+        results = [out] if isinstance(out, Tensor) else list(out)
+        fakes = [self._island_result(result, f"{node.name}_{i}") for i, result in enumerate(results)]
+        island.static = tuple(tuple(n if isinstance(n, int) else None for n in fake.shape) for fake in fakes)
+        self.islands.append(island)
+        single = isinstance(out, Tensor)
+        self.example.set(node, results[0].detach() if single else [r.detach() for r in results])
+        self.bind(fakes[0] if single else fakes, node)
+        return fakes[0] if single else fakes
+
+    @contextmanager
+    def on_real(self) -> Iterator[None]:
+        """Run code on real tensors, unrecorded."""
+        outer, self.suspended = self.suspended, True
+        try:
+            with real_tensors():
+                yield
+        finally:
+            self.suspended = outer
+
+    def _island_result(self, real: Tensor, name: str) -> FakeTensor:
+        axes = dynamic_axes(real)
+        shape = [
+            self.sizes.data_dependent_symbol(n, f"{name}_{d}") if d in axes else n for d, n in enumerate(real.shape)
+        ]
+        return self._empty(shape, real)
+
+    def _real_operand(self, operand: Any, arg: Any) -> Any:
+        value = self.example.value(operand)
+        if isinstance(arg, Tensor) and arg.requires_grad and torch.is_grad_enabled():
+            with real_tensors():
+                return value.detach().requires_grad_()
+        return value
+
+    def _eagerly(self, func: Any, args: Any, kwargs: Any, reason: str) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        where = [i for i, x in enumerate(leaves) if isinstance(x, (Tensor, SymInt))]
+
+        def call(*values: Any) -> Any:
+            filled = list(leaves)
+            for i, value in zip(where, values, strict=True):
+                filled[i] = value
+            call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
+            return func(*call_args, **call_kwargs)
+
+        values = [leaves[i] for i in where]
+        for i in where:
+            leaves[i] = None
+        out = self.island(call, *values, name=getattr(func, "__name__", "call"), reason=reason)
+        return tuple(out) if isinstance(out, list) else out
+
+    def _bind(self, tensor: Tensor, node: fx.Node) -> None:
+        node.meta["val"] = tensor
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+        self.sizes.bind(tensor, node)
+
+    def _name_node(self, node: fx.Node) -> None:
+        node.meta["custom"] = {"gqc": {"id": self._count, **self.describe()}}
+        self._count += 1
+
+    def _as_fake(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._leaf(tensor)
+
+    def _operand(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return self.node_of(arg)
+        if isinstance(arg, (SymInt, SymFloat, SymBool)):
+            return self.sizes.node(arg)
+        if isinstance(arg, (list, tuple)):
+            items = [self._operand(x) for x in arg]
+            return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items) if isinstance(arg, tuple) else items
+        if isinstance(arg, dict):
+            return {key: self._operand(value) for key, value in arg.items()}
+        if isinstance(arg, slice):
+            return slice(self._operand(arg.start), self._operand(arg.stop), self._operand(arg.step))
+        return arg.item() if isinstance(arg, np.generic) else arg
+
+
+def _carry_count(tensor: Tensor) -> Tensor:
+    """An integer as the size of a tensor without elements."""
+    return tensor.new_empty((int(tensor), 0))
