@@ -74,6 +74,20 @@ class JointGraph:
     def output(self) -> fx.Node:
         return next(iter(self.graph.find_nodes(op="output")))
 
+    @property
+    def forward_outputs(self) -> list[fx.Node | None]:
+        """What the forward returns."""
+        return self._results[: self.num_forward_outputs]
+
+    @property
+    def gradients(self) -> list[fx.Node | None]:
+        """The gradients of ``gradient_of``, ``None`` where there is none."""
+        return self._results[self.num_forward_outputs :]
+
+    @property
+    def _results(self) -> list[fx.Node | None]:
+        return list(self.output.args[0])  # type: ignore[arg-type]
+
     def seed(self) -> fx.Node:
         """The int64 tensor ``[number drawn for the step, step]`` that keys stochastic rounding; added on first use."""
         for placeholder in self.placeholders:

@@ -8,6 +8,7 @@ then splits the graph into the two halves that run.
 from gqc.joint import JointGraph
 from gqc.passes.find_primitives import find_primitives
 from gqc.passes.keep_full_precision import keep_full_precision
+from gqc.passes.measure_saved import measure_saved
 from gqc.passes.partition import partition
 from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.report import Decision, Report
@@ -16,7 +17,7 @@ from gqc.passes.share_quantized import share_quantized
 from gqc.passes.verify import verify, verify_decided
 from gqc.policy import Policy
 
-PIPELINE = (find_primitives, keep_full_precision, quantize_operands, share_quantized, save_masks)
+PIPELINE = (find_primitives, measure_saved, keep_full_precision, quantize_operands, share_quantized, save_masks)
 
 __all__ = [
     "PIPELINE",
@@ -24,6 +25,7 @@ __all__ = [
     "Report",
     "find_primitives",
     "keep_full_precision",
+    "measure_saved",
     "partition",
     "quantize_operands",
     "run",

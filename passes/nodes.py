@@ -33,6 +33,8 @@ RESHAPES = frozenset(
 )
 """Ops whose result holds the values of their operand in another shape, each exactly once."""
 
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -104,24 +106,29 @@ def inputs_of_values(node: fx.Node) -> Iterator[fx.Node]:
     return (n for n in node.all_input_nodes if not is_size(n))
 
 
-def pick(node: fx.Node, index: int) -> fx.Node:
-    """The node that takes one result of a node with several, added after it if it is not there yet."""
+def first_call(graph: fx.Graph) -> fx.Node:
+    """The first node after the placeholders."""
+    return next(n for n in graph.nodes if n.op != "placeholder")
+
+
+def pick(node: fx.Node, index: int, name: str | None = None) -> fx.Node:
+    """The node that takes one result of a node with several, added after it as ``name`` if it is not there yet."""
     for user in node.users:
         if user.target is operator.getitem and user.args[1] == index:
             return user
     with node.graph.inserting_after(node):
-        picked = node.graph.call_function(operator.getitem, (node, index))
+        picked = node.graph.create_node("call_function", operator.getitem, (node, index), name=name)
     picked.meta.update(node.meta, val=node.meta["val"][index])
     picked.meta.pop("gqc", None)
     return picked
 
 
-def call(target: Callable[..., Any], args: tuple[Any, ...], like: fx.Node) -> fx.Node:
+def call(target: Callable[..., Any], args: tuple[Any, ...], like: fx.Node, name: str) -> fx.Node:
     """Add a call at the graph's insertion point.
 
     Its fake value comes from running the op on its arguments' fake values; origin and half are those of ``like``.
     """
-    node = like.graph.call_function(target, args)
+    node = like.graph.create_node("call_function", target, args, name=name)
     values = fx.map_arg(args, lambda n: n.meta["val"])
     modes = [v.fake_mode for n in node.all_input_nodes if hasattr(v := n.meta["val"], "fake_mode")]
     with modes[0]:
@@ -130,6 +137,13 @@ def call(target: Callable[..., Any], args: tuple[Any, ...], like: fx.Node) -> fx
         if key in like.meta:
             node.meta[key] = like.meta[key]
     return node
+
+
+def replay(step: fx.Node, contiguous: fx.Node, name: str) -> fx.Node:
+    """Reshape another tensor as ``step``, one of :data:`RESHAPES`, reshapes its operand."""
+    # What is a view of the operand may need a copy of a contiguous tensor.
+    target = aten.reshape.default if step.target in _VIEWS else step.target
+    return call(target, (contiguous, *step.args[1:]), step, name)  # type: ignore[arg-type]
 
 
 def drop_unused(graph: fx.Graph) -> None:

@@ -11,7 +11,15 @@ from gqc.passes.nodes import FORWARD, IDENTITIES, RESHAPES, aten, inputs_of_valu
 from gqc.passes.primitive import EDGE_SOFTMAX, GEMM, SDDMM, SPMM, mark
 
 _SCALINGS = frozenset(
-    {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.add.Tensor, aten.sub.Tensor, aten.neg.default}
+    {
+        aten.mul.Tensor,
+        aten.mul.Scalar,
+        aten.div.Tensor,
+        aten.div.Scalar,
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.neg.default,
+    }
 )
 
 
@@ -25,8 +33,9 @@ def output_layer(joint: JointGraph) -> dict[fx.Node, str]:
     - The model itself is no layer, nor is a module that runs several rounds of message passing (an SPMM feeds a GEMM
       that feeds an SPMM): there only the last primitive and, where it is an SPMM, the GEMM that feeds it belong.
     """
-    outputs = joint.output.args[0][: joint.num_forward_outputs]  # type: ignore[index]
-    final = [o for i, o in enumerate(outputs) if isinstance(o, fx.Node) and (joint.model_outputs is None or i in joint.model_outputs)]
+    outputs = joint.forward_outputs
+    ours = range(len(outputs)) if joint.model_outputs is None else joint.model_outputs
+    final = [outputs[i] for i in ours if isinstance(outputs[i], fx.Node)]
     layers = _modules_with_graph_primitives(joint)
     members: dict[fx.Node, str] = {}
     for last in nearest_primitives(final):
@@ -44,9 +53,7 @@ def output_layer(joint: JointGraph) -> dict[fx.Node, str]:
     return members
 
 
-def nearest_primitives(
-    ends: Iterable[fx.Node], passes: Callable[[fx.Node], bool] = lambda node: True
-) -> list[fx.Node]:
+def nearest_primitives(ends: Iterable[fx.Node], passes: Callable[[fx.Node], bool] = lambda node: True) -> list[fx.Node]:
     """The primitives met first on every way back from ``ends`` through nodes that ``passes`` lets through."""
     found: dict[fx.Node, None] = {}
     seen: set[fx.Node] = set()
@@ -103,7 +110,8 @@ def _members(last: fx.Node, layer: str) -> list[fx.Node] | None:
 
 def _inside(node: fx.Node, layer: str) -> bool:
     module = origin(node).module
-    return node.op == "call_function" and (not node.meta.get("custom") or module == layer or module.startswith(f"{layer}."))
+    recorded = bool(node.meta.get("custom"))
+    return node.op == "call_function" and (not recorded or module == layer or module.startswith(f"{layer}."))
 
 
 def _feeding_gemm(last: fx.Node) -> list[fx.Node]:

@@ -6,38 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from gqc.joint import TANGENT, JointGraph
-from gqc.passes.nodes import aten, example, half, is_size, mutates, BACKWARD
-from gqc.passes.saved_values import choose_saved, tangent_dependent
-
-
-@dataclass(frozen=True)
-class SavedTensor:
-    """A value that the forward keeps for the backward.
-
-    Attributes:
-        name: its node in the joint graph.
-        dtype: ``None`` for a size, which is saved as a Python int.
-        shape: symbolic sizes.
-        held: whether the caller holds it anyway, as a parameter, buffer or input.
-    """
-
-    name: str
-    dtype: torch.dtype | None
-    shape: tuple[int | torch.SymInt, ...]
-    held: bool
-
-    def nbytes(self) -> int:
-        """Memory that saving it costs at the example call: 0 if the caller holds it anyway."""
-        if self.held or self.dtype is None:
-            return 0
-        count = self.dtype.itemsize
-        for size in self.shape:
-            count *= example(size)
-        return count
+from gqc.passes.nodes import BACKWARD, aten, first_call, half, is_size, mutates
+from gqc.passes.saved_values import SavedTensor, choose_saved, describe, tangent_dependent
 
 
 @dataclass(frozen=True)
@@ -45,7 +18,7 @@ class Halves:
     """The two modules that run in place of a joint graph.
 
     Attributes:
-        forward: takes the joint graph's placeholders without tangents, gives the forward outputs, then the saved values.
+        forward: takes the joint graph's placeholders but the tangents; gives the outputs, then the saved values.
         backward: takes the saved values, then the tangents; gives one gradient or ``None`` a placeholder of
             ``forward``. ``None`` without training.
         saved: what is saved, in order.
@@ -65,28 +38,18 @@ def partition(joint: JointGraph) -> Halves:
     Ensures: the halves together compute what the joint graph computes.
     """
     _copy_updated(joint)
-    results = list(joint.output.args[0])  # type: ignore[arg-type]
-    outputs, gradients = results[: joint.num_forward_outputs], results[joint.num_forward_outputs :]
     primals = [p.node for p in joint.placeholders if p.kind != TANGENT]
     saved = choose_saved(joint)
     tangents = [p.node for p in joint.placeholders if p.kind == TANGENT]
     late = tangent_dependent(joint)
     updates = [n for n in joint.graph.nodes if mutates(n)]
-    forward = _extract(joint, primals, [*outputs, *saved], [n for n in updates if n not in late])
+    forward = _extract(joint, primals, [*joint.forward_outputs, *saved], [n for n in updates if n not in late])
     backward = None
     if joint.training:
-        of = dict(zip(joint.gradient_of, gradients, strict=True))
+        of = dict(zip(joint.gradient_of, joint.gradients, strict=True))
         updates = [n for n in updates if n in late]
         backward = _extract(joint, [*saved, *tangents], [of.get(p) for p in primals], updates)
-    return Halves(forward, backward, [_describe(n) for n in saved])
-
-
-def _describe(node: fx.Node) -> SavedTensor:
-    value = node.meta["val"]
-    held = node.op == "placeholder"
-    if isinstance(value, Tensor):
-        return SavedTensor(node.name, value.dtype, tuple(value.shape), held)
-    return SavedTensor(node.name, None, (), held)
+    return Halves(forward, backward, [describe(n) for n in saved])
 
 
 def _copy_updated(joint: JointGraph) -> None:
@@ -95,8 +58,7 @@ def _copy_updated(joint: JointGraph) -> None:
         buffer = placeholder.node
         readers = [u for u in buffer.users if half(u) == BACKWARD and not is_size(u)]
         if readers and any(mutates(u) and u.args[0] is buffer for u in buffer.users):
-            first = next(n for n in joint.graph.nodes if n.op != "placeholder")
-            with joint.graph.inserting_before(first):
+            with joint.graph.inserting_before(first_call(joint.graph)):
                 copy = joint.graph.call_function(aten.clone.default, (buffer,))
             copy.meta.update(val=buffer.meta["val"], partitioner_tag="is_forward")
             for reader in readers:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.passes.nodes import IDENTITIES, aten, is_tensor
 
 ops = torch.ops.gqc

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from gqc.joint import JointGraph
 from gqc.passes.int8_form import FORMS
-from gqc.passes.nodes import call, drop_unused, origin, pick, source
+from gqc.passes.nodes import call, drop_unused, origin, pick, replay, source
 from gqc.passes.primitive import marked, ops
 from gqc.passes.report import QUANTIZED, Decision, Report
 from gqc.policy import Policy
@@ -20,8 +20,8 @@ def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
     """Put a ``quantize`` on every operand of every primitive that is not kept, and call its int8 form.
 
     Requires: :func:`keep_full_precision`.
-    Does: reads each operand behind its transposes (the int8 GEMM takes flags instead), and the absmax of an operand
-        that is a quantized primitive's output from that primitive's epilogue instead of computing it. Every
+    Does: quantizes the values of an operand where they are first held, before transposes (the int8 GEMM takes flags
+        instead), reshapes and copies. The absmax of a quantized primitive's output comes from its epilogue. Every
         ``quantize`` has a number of its own, which selects its stream of random bits.
     Ensures: a primitive either has ``kept`` set or is an int8 form; the mark is on the int8 form.
     """
@@ -33,10 +33,10 @@ def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
         form = FORMS[node.target]  # type: ignore[index]
         with joint.graph.inserting_before(node):
             pairs = {operand: quantizer(operand, node) for operand in form.operands(node)}
-            in_int8 = call(form.target, form.arguments(node, pairs.__getitem__), node)
+            in_int8 = call(form.target, form.arguments(node, pairs.__getitem__), node, f"{node.name}_int8")
         in_int8.meta["gqc"] = primitive
         several = isinstance(in_int8.meta["val"], tuple) and isinstance(node.meta["val"], Tensor)
-        name, result = node.name, pick(in_int8, 0) if several else in_int8
+        name, result = node.name, pick(in_int8, 0, f"{node.name}_out") if several else in_int8
         node.replace_all_uses_with(result)
         joint.graph.erase_node(node)
         operands = ", ".join(operand.name for operand in pairs)
@@ -58,22 +58,21 @@ class Quantizer:
     count: int = 0
 
     def __call__(self, x: fx.Node, like: fx.Node) -> tuple[fx.Node, fx.Node]:
-        """Quantize ``x`` at the graph's insertion point; returns the int8 values and the scale."""
+        """Quantize ``x`` at the graph's insertion point; returns the int8 values in the shape of ``x``, and the scale."""
         stochastic = self.policy.rounding == "stochastic"
-        arguments = (x, absmax_of(x), self.joint.seed(), self.count, self.policy.bits, stochastic)
-        quantized = call(ops.quantize.default, arguments, like)
+        values, path = source(x)
+        arguments = (values, _absmax_of(values), self.joint.seed(), self.count, self.policy.bits, stochastic)
+        quantized = call(ops.quantize.default, arguments, like, f"{values.name}_quantized")
         self.count += 1
-        return pick(quantized, 0), pick(quantized, 1)
+        int8, scale = pick(quantized, 0, f"{values.name}_int8"), pick(quantized, 1, f"{values.name}_scale")
+        for step in path:
+            int8 = replay(step, int8, f"{step.name}_int8")
+        return int8, scale
 
 
-def absmax_of(x: fx.Node) -> fx.Node | None:
-    """The absmax that the primitive which produced ``x`` gives beside it, ``None`` if it gives none.
-
-    Only where ``x`` holds that output's values unchanged: after a bias or an activation it is another number or only
-    a bound.
-    """
-    value, _ = source(x)
-    produced = value.args[0] if value.args else None
-    if isinstance(produced, fx.Node) and produced.target in _WITH_ABSMAX and value is pick(produced, 0):
-        return pick(produced, 1)
+def _absmax_of(values: fx.Node) -> fx.Node | None:
+    """The absmax that an int8 primitive gives beside its output ``values``; after an activation it is only a bound."""
+    produced = values.args[0] if values.op == "call_function" and values.args else None
+    if isinstance(produced, fx.Node) and produced.target in _WITH_ABSMAX and values is pick(produced, 0):
+        return pick(produced, 1, f"{values.name}_absmax")
     return None

@@ -52,5 +52,5 @@ class Report:
         return Counter(d.action for d in self.decisions)
 
     def __str__(self) -> str:
-        lines = [self.name, *(f"  {d}" for d in self.decisions), *(f"  {name}: {n}" for name, n in self.numbers.items())]
-        return "\n".join(lines)
+        numbers = [f"{what}: {number}" for what, number in self.numbers.items()]
+        return "\n  ".join([self.name, *map(str, self.decisions), *numbers])

@@ -5,7 +5,19 @@ from __future__ import annotations
 from torch import fx
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import BACKWARD, IDENTITIES, RESHAPES, aten, call, drop_unused, half, is_size, origin, source
+from gqc.passes.nodes import (
+    BACKWARD,
+    IDENTITIES,
+    RESHAPES,
+    aten,
+    call,
+    drop_unused,
+    half,
+    is_size,
+    origin,
+    replay,
+    source,
+)
 from gqc.passes.report import REPLACED, Decision, Report
 from gqc.policy import Policy
 
@@ -23,12 +35,15 @@ def save_masks(joint: JointGraph, policy: Policy) -> Report:
     report = Report("save_masks")
     for node in joint.graph.find_nodes(op="call_function", target=RELU_BACKWARD, sort=True):
         gradient, result, threshold = node.args
-        values, _ = source(result)
+        values, path = source(result)
         if half(values) == BACKWARD or any(u is not node for u in _backward_readers(values)):
             continue
+        with joint.graph.inserting_after(values):
+            mask = call(aten.le.Scalar, (values, threshold), node, f"{values.name}_mask")
         with joint.graph.inserting_before(node):
-            mask = call(aten.le.Scalar, (result, threshold), node)
-            masked = call(aten.where.ScalarSelf, (mask, 0.0, gradient), node)
+            for step in path:
+                mask = replay(step, mask, f"{step.name}_mask")
+            masked = call(aten.where.ScalarSelf, (mask, 0.0, gradient), node, f"{node.name}_masked")
         node.replace_all_uses_with(masked)
         joint.graph.erase_node(node)
         reason = f"the backward reads where {values.name} is zero, not its values"

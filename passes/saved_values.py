@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import networkx
+from dataclasses import dataclass
+
+import networkx  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
 
 from gqc.joint import TANGENT, JointGraph
-from gqc.passes.nodes import RESHAPES, aten, example_numel, is_size, mutates
+from gqc.passes.nodes import RESHAPES, aten, example, example_numel, is_size, mutates
 from gqc.passes.primitive import ops
 
 REPEATED = RESHAPES | {
@@ -18,10 +20,45 @@ REPEATED = RESHAPES | {
     aten.select.int,
     ops.dequantize.default,
 }
-"""Ops that the backward repeats: views, which cost nothing, and the return from int8, which saves three bytes of four."""
+"""Ops that the backward repeats: views, which cost nothing, and the return from int8, whose result is larger."""
 
 _HELD_BYTES = 1
 _SIZE_BYTES = 8
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A value that the forward keeps for the backward.
+
+    Attributes:
+        name: its node in the joint graph.
+        dtype: ``None`` for a size, which is saved as a Python int.
+        shape: symbolic sizes.
+        held: whether the caller holds it anyway, as a parameter, buffer or input.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    shape: tuple[int | torch.SymInt, ...]
+    held: bool
+
+    def nbytes(self) -> int:
+        """Memory that saving it costs at the example call: 0 if the caller holds it anyway."""
+        if self.held or self.dtype is None:
+            return 0
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= example(size)
+        return count
+
+
+def describe(node: fx.Node) -> SavedTensor:
+    """What saving a node means."""
+    value = node.meta["val"]
+    held = node.op == "placeholder"
+    if isinstance(value, Tensor):
+        return SavedTensor(node.name, value.dtype, tuple(value.shape), held)
+    return SavedTensor(node.name, None, (), held)
 
 
 def choose_saved(joint: JointGraph) -> list[fx.Node]:
@@ -38,9 +75,8 @@ def choose_saved(joint: JointGraph) -> list[fx.Node]:
     if not joint.training:
         return []
     late = tangent_dependent(joint)
-    results = joint.output.args[0]
-    needed = _ancestors([*results[: joint.num_forward_outputs], *(n for n in joint.graph.nodes if mutates(n))], late)  # type: ignore[index]
-    gradients = {n for n in results[joint.num_forward_outputs :] if isinstance(n, fx.Node)}  # type: ignore[index]
+    needed = _ancestors([*joint.forward_outputs, *(n for n in joint.graph.nodes if mutates(n))], late)
+    gradients = set(joint.gradients)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("source", "sink"))
     early = [n for n in joint.graph.nodes if n not in late and n.op not in ("output", "get_attr")]
@@ -98,5 +134,6 @@ def _capacity(node: fx.Node) -> dict[str, int]:
     if node.op == "placeholder":
         return {"capacity": _HELD_BYTES}
     if isinstance(value, Tensor):
-        return {"capacity": example_numel(value) * value.dtype.itemsize}
+        # One byte more for a view: of a tensor and its view, the tensor is saved.
+        return {"capacity": example_numel(value) * value.dtype.itemsize + (node.target in REPEATED)}
     return {"capacity": _SIZE_BYTES} if is_size(node) else {}

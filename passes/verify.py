@@ -54,7 +54,7 @@ def verify(joint: JointGraph, after: str) -> None:
         if parameter is not None:
             fail(node, f"an int8 copy of parameter {parameter.name} would outlive the step")
     for node in _depend_on(p.node for p in joint.placeholders if p.kind == TANGENT):
-        if node in joint.output.args[0][: joint.num_forward_outputs]:  # type: ignore[index]
+        if node in joint.forward_outputs:
             fail(node, "an output of the forward depends on a gradient")
 
 
@@ -67,7 +67,8 @@ def verify_decided(joint: JointGraph) -> None:
     for node in joint.graph.nodes:
         primitive = mark(node)
         if primitive is not None and (primitive.kept is None) != (node.target in _INT8_FORMS):
-            raise PassError(f"node {node.name} ({node.target}): {primitive.kind} is neither kept with a reason nor int8")
+            wrong = f"{primitive.kind} is neither kept with a reason nor in int8"
+            raise PassError(f"node {node.name} ({node.target}): {wrong}")
 
 
 def _wrong_operands(node: fx.Node) -> Iterator[str]:

@@ -1,0 +1,175 @@
+"""``gqc.explain``: what the compiler did with a model, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from gqc.compile import Fallback, state_of
+from gqc.passes.measure_saved import SAVED_BYTES
+from gqc.passes.report import FOUND, KEPT, QUANTIZED, REPLACED, SHARED, Decision, Report
+from gqc.passes.saved_values import SavedTensor
+from gqc.variant import CompiledStage, IslandStep, Variant
+
+_STYLES = {QUANTIZED: None, KEPT: "dim"}
+
+
+@dataclass(frozen=True)
+class StageExplanation:
+    """A part of the model that was compiled as one graph.
+
+    Attributes:
+        reports: what each pass decided, in running order.
+        saved: what the forward keeps for the backward; ``nbytes()`` of each is its memory at the first call.
+    """
+
+    reports: tuple[Report, ...]
+    saved: tuple[SavedTensor, ...]
+
+    def decisions(self, action: str) -> list[Decision]:
+        """Decisions of all passes with one :attr:`Decision.action`."""
+        return [d for report in self.reports for d in report.decisions if d.action == action]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Memory of the saved tensors at the first call, without parameters and inputs."""
+        return sum(s.nbytes() for s in self.saved)
+
+    @property
+    def saved_bytes_full_precision(self) -> int:
+        """The same without quantization."""
+        return sum(report.numbers.get(SAVED_BYTES, 0) for report in self.reports)
+
+
+@dataclass(frozen=True)
+class IslandExplanation:
+    """A part of the model that runs eagerly between two stages."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class VariantExplanation:
+    """One compiled form of the model.
+
+    Attributes:
+        why: why it was compiled.
+        parts: its stages and eager islands in running order.
+    """
+
+    why: str
+    parts: tuple[StageExplanation | IslandExplanation, ...]
+
+    @property
+    def stages(self) -> list[StageExplanation]:
+        return [p for p in self.parts if isinstance(p, StageExplanation)]
+
+    @property
+    def islands(self) -> list[IslandExplanation]:
+        return [p for p in self.parts if isinstance(p, IslandExplanation)]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What gqc did with a model.
+
+    Attributes:
+        model: class name of the model.
+        variants: its compiled forms, in the order of compilation; the first is the capture, the others recompilations.
+        fallbacks: kinds of calls that run in eager full precision.
+    """
+
+    model: str
+    variants: tuple[VariantExplanation, ...]
+    fallbacks: tuple[Fallback, ...]
+
+    def __str__(self) -> str:
+        console = Console(width=160, no_color=True, highlight=False)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.variants and not self.fallbacks:
+            yield f"{self.model} has not run yet: the first call captures and compiles it."
+        for number, variant in enumerate(self.variants, 1):
+            yield f"[bold]{self.model}, variant {number} of {len(self.variants)}[/] ({escape(variant.why)})"
+            for part in variant.parts:
+                yield from _island(part) if isinstance(part, IslandExplanation) else _stage(part)
+        for fallback in self.fallbacks:
+            where = " at ".join(filter(None, (fallback.module or "the model", fallback.location)))
+            yield f"[bold]runs in eager full precision[/]: {escape(where)}: {escape(fallback.reason)}"
+
+
+def explain(model: nn.Module) -> Explanation:
+    """Print and return what was found, quantized, shared and kept in a compiled model, and why.
+
+    Args:
+        model: a result of :func:`gqc.compile` that has been called.
+
+    Raises:
+        TypeError: the model did not come from :func:`gqc.compile`.
+    """
+    state = state_of(model)
+    explanation = Explanation(
+        model=type(model).__name__,
+        variants=tuple(_explain_variant(v) for variants in state.variants.values() for v in variants),
+        fallbacks=tuple(state.fallbacks.values()),
+    )
+    Console().print(explanation)
+    return explanation
+
+
+def _explain_variant(variant: Variant) -> VariantExplanation:
+    return VariantExplanation(variant.why, tuple(_explain_step(step) for step in variant.steps))
+
+
+def _explain_step(step: CompiledStage | IslandStep) -> StageExplanation | IslandExplanation:
+    if isinstance(step, IslandStep):
+        return IslandExplanation(step.call.island.name, step.call.island.reason)
+    return StageExplanation(tuple(step.reports), tuple(step.saved))
+
+
+def _island(island: IslandExplanation) -> Iterator[str]:
+    yield f"  eager island {escape(island.name)}: {escape(island.reason)}"
+
+
+def _stage(stage: StageExplanation) -> Iterator[str | Table]:
+    found, quantized, kept = (stage.decisions(action) for action in (FOUND, QUANTIZED, KEPT))
+    yield f"  {len(found)} primitives found, {len(quantized)} quantized, {len(kept)} kept in full precision"
+    if found:
+        yield _primitives(found, quantized + kept)
+    for decision in stage.decisions(SHARED) + stage.decisions(REPLACED):
+        yield f"  {escape(f'{decision.action} {decision.node}: {decision.reason}')}"
+    saved = sorted(stage.saved, key=SavedTensor.nbytes, reverse=True)
+    if saved:
+        before = f"{_size(stage.saved_bytes_full_precision)} in full precision"
+        yield f"  saved for the backward: {_size(stage.saved_bytes)}, {before}"
+    for tensor in saved:
+        if tensor.nbytes() > 0:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            shape = ", ".join(map(str, tensor.shape))
+            yield escape(f"    {_size(tensor.nbytes()):>10}  {dtype:8} {tensor.name} [{shape}]")
+
+
+def _primitives(found: list[Decision], decided: list[Decision]) -> Table:
+    decisions = {d.node: d for d in decided}
+    table = Table("module", "half", "primitive", "form", "", "because", box=None, pad_edge=True)
+    for decision in found:
+        last = decisions[decision.node]
+        what = (decision.module or "(model)", decision.half, decision.primitive, decision.reason)
+        table.add_row(*map(escape, (*what, last.action, last.reason)), style=_STYLES[last.action])
+    return table
+
+
+def _size(nbytes: int) -> str:
+    for unit, step in (("MB", 2**20), ("kB", 2**10)):
+        if nbytes >= step:
+            return f"{nbytes / step:.1f} {unit}"
+    return f"{nbytes} B"
