@@ -29,7 +29,7 @@ ISA_FLAGS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": [
         *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-        "-Wno-maybe-uninitialized",  # GCC 12 warns about the _mm512_undefined of its own intrinsics (its bug 105593)
+        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 warns of its own intrinsics: its bug 105593
     ],
 }
 FLAGS = [

@@ -24,10 +24,18 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 # Arguments of each kernel after `threads`: p pointer, i int64, f float.
 SIGNATURES = {
+    # graph
+    "spmm": "iiippppppp",
+    "sddmm": "iiipppppp",
     # quantize
     "absmax": "piip",
     "quantize": "piippiiipp",
     "dequantize": "ppiip",
+    # gemm
+    "qgemm": "ppppiiiiipipp",
+    # dropout
+    "dropout": "piipiifpp",
+    "dropout_backward": "piipfp",
 }
 
 _functions: dict[str, Callable[..., bytes | None]] = {}

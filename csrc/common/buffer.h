@@ -11,20 +11,20 @@ namespace gqc::GQC_ISA {
 
 template <typename T>
 class Buffer {
- public:
-  explicit Buffer(int64_t count)
-      : data_(static_cast<T*>(std::aligned_alloc(64, (static_cast<size_t>(count) * sizeof(T) + 127) / 64 * 64))) {}
-  ~Buffer() { std::free(data_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  public:
+    explicit Buffer(int64_t count)
+        : data_(static_cast<T*>(std::aligned_alloc(64, (static_cast<size_t>(count) * sizeof(T) + 127) / 64 * 64))) {}
+    ~Buffer() { std::free(data_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
 
-  // False when there was no memory; the kernel then returns kOutOfMemory.
-  bool ok() const { return data_ != nullptr; }
-  T* get() const { return data_; }
-  T& operator[](int64_t i) const { return data_[i]; }
+    // False when there was no memory; the kernel then returns kOutOfMemory.
+    bool ok() const { return data_ != nullptr; }
+    T* get() const { return data_; }
+    T& operator[](int64_t i) const { return data_[i]; }
 
- private:
-  T* data_;
+  private:
+    T* data_;
 };
 
 }  // namespace gqc::GQC_ISA

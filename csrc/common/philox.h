@@ -1,12 +1,12 @@
-// Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): random bits that are a function of
-// their place alone, so a tensor is rounded in the same way on any number of threads and on any device.
+// Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): random bits that are a function
+// of their place alone, so a tensor is rounded in the same way on any number of threads and on any device.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #if defined(__SSE2__)
-#include <immintrin.h>
+#    include <immintrin.h>
 #endif
 
 #include "common/kernel.h"
@@ -15,14 +15,14 @@ namespace gqc::GQC_ISA {
 
 // One stream: the key is the step's number, the counter holds the block, the graph node and the step counter.
 struct Philox {
-  uint32_t key[2];
-  uint32_t node;
-  uint32_t step;
+    uint32_t key[2];
+    uint32_t node;
+    uint32_t step;
 
-  Philox(const int64_t* seed, int64_t node)
-      : key{static_cast<uint32_t>(seed[0]), static_cast<uint32_t>(static_cast<uint64_t>(seed[0]) >> 32)},
-        node(static_cast<uint32_t>(node)),
-        step(static_cast<uint32_t>(seed[1])) {}
+    Philox(const int64_t* seed, int64_t node)
+        : key{static_cast<uint32_t>(seed[0]), static_cast<uint32_t>(static_cast<uint64_t>(seed[0]) >> 32)},
+          node(static_cast<uint32_t>(node)),
+          step(static_cast<uint32_t>(seed[1])) {}
 };
 
 constexpr int kPhiloxRounds = 7;
@@ -42,41 +42,41 @@ typedef uint64_t Words __attribute__((vector_size(kLanes * 8)));
 // 64-bit products of the words with one factor.
 inline Words multiply(Words words, uint64_t factor) {
 #if defined(__AVX512F__)
-  return (Words)_mm512_mul_epu32((__m512i)words, _mm512_set1_epi64(static_cast<int64_t>(factor)));
+    return (Words)_mm512_mul_epu32((__m512i)words, _mm512_set1_epi64(static_cast<int64_t>(factor)));
 #elif defined(__AVX2__)
-  return (Words)_mm256_mul_epu32((__m256i)words, _mm256_set1_epi64x(static_cast<int64_t>(factor)));
+    return (Words)_mm256_mul_epu32((__m256i)words, _mm256_set1_epi64x(static_cast<int64_t>(factor)));
 #elif defined(__SSE2__)
-  return (Words)_mm_mul_epu32((__m128i)words, _mm_set1_epi64x(static_cast<int64_t>(factor)));
+    return (Words)_mm_mul_epu32((__m128i)words, _mm_set1_epi64x(static_cast<int64_t>(factor)));
 #else
-  return (words & 0xffffffffu) * factor;
+    return (words & 0xffffffffu) * factor;
 #endif
 }
 
 // random[i] = bits of element first * kBlockElements + i. Element 2i and 2i+1 of a block take the low and the high half
 // of output word i, which is the order of the halves in memory on a little-endian machine.
 inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kBlocks * kBlockElements]) {
-  uint64_t block_pairs[kBlocks][2];
-  for (int group = 0; group < kBlocks; group += kLanes) {
-    Words c0, c1, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
-    for (int lane = 0; lane < kLanes; ++lane) c0[lane] = first + static_cast<uint64_t>(group + lane);
-    c1 = c0 >> 32;
-    uint32_t key0 = stream.key[0], key1 = stream.key[1];
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      const Words product0 = multiply(c0, 0xD2511F53u), product1 = multiply(c2, 0xCD9E8D57u);
-      c0 = (product1 >> 32) ^ c1 ^ (Words{} + key0);
-      c2 = (product0 >> 32) ^ c3 ^ (Words{} + key1);
-      c1 = product1;
-      c3 = product0;
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
+    uint64_t block_pairs[kBlocks][2];
+    for (int group = 0; group < kBlocks; group += kLanes) {
+        Words c0, c1, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
+        for (int lane = 0; lane < kLanes; ++lane) c0[lane] = first + static_cast<uint64_t>(group + lane);
+        c1 = c0 >> 32;
+        uint32_t key0 = stream.key[0], key1 = stream.key[1];
+        for (int round = 0; round < kPhiloxRounds; ++round) {
+            const Words product0 = multiply(c0, 0xD2511F53u), product1 = multiply(c2, 0xCD9E8D57u);
+            c0 = (product1 >> 32) ^ c1 ^ (Words{} + key0);
+            c2 = (product0 >> 32) ^ c3 ^ (Words{} + key1);
+            c1 = product1;
+            c3 = product0;
+            key0 += 0x9E3779B9u;
+            key1 += 0xBB67AE85u;
+        }
+        const Words words01 = (c0 & 0xffffffffu) | (c1 << 32), words23 = (c2 & 0xffffffffu) | (c3 << 32);
+        for (int lane = 0; lane < kLanes; ++lane) {
+            block_pairs[group + lane][0] = words01[lane];
+            block_pairs[group + lane][1] = words23[lane];
+        }
     }
-    const Words words01 = (c0 & 0xffffffffu) | (c1 << 32), words23 = (c2 & 0xffffffffu) | (c3 << 32);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      block_pairs[group + lane][0] = words01[lane];
-      block_pairs[group + lane][1] = words23[lane];
-    }
-  }
-  std::memcpy(random, block_pairs, sizeof block_pairs);
+    std::memcpy(random, block_pairs, sizeof block_pairs);
 }
 
 }  // namespace gqc::GQC_ISA

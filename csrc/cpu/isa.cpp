@@ -2,12 +2,12 @@
 
 extern "C" __attribute__((visibility("default"))) const char* gqc_isas() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vnni");
-    return avx512 ? "portable avx2 avx512" : "portable avx2";
-  }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512vnni");
+        return avx512 ? "portable avx2 avx512" : "portable avx2";
+    }
 #endif
-  return "portable";
+    return "portable";
 }

@@ -36,11 +36,8 @@ def quantize(
         return torch.zeros(x.shape, dtype=torch.int8), torch.tensor(float("nan"))
     if not inverse.isfinite():
         return torch.zeros(x.shape, dtype=torch.int8), torch.tensor(0.0)
-    if stochastic:
-        offset = random_bits(x.numel(), seed, node).view(x.shape).float() / 65536
-    else:
-        offset = torch.tensor(0.5)
-    q = torch.floor(x.float() * inverse + offset).clamp(-levels, levels)
+    r = random_bits(x.numel(), seed, node).view(x.shape).float() / 65536 if stochastic else 0.5
+    q = torch.floor(x.float() * inverse + r).clamp(-levels, levels)
     return q.to(torch.int8), largest / levels
 
 
