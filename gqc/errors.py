@@ -41,3 +41,7 @@ class PassError(GqcError, RuntimeError):
 
 class KernelError(GqcError, RuntimeError):
     """A native kernel refused its arguments or could not be loaded."""
+
+
+class FallbackWarning(UserWarning):
+    """A model, or a kind of call, runs in eager full precision because it could not be compiled."""

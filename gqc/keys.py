@@ -24,7 +24,9 @@ def _visit(module: nn.Module, key: list[Any]) -> None:
     state = module.__dict__
     key.append(state["training"])
     if state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"]:
-        key.append(tuple(state["_forward_hooks"]) + tuple(state["_forward_pre_hooks"]) + tuple(state["_backward_hooks"]))
+        key.append(
+            tuple(state["_forward_hooks"]) + tuple(state["_forward_pre_hooks"]) + tuple(state["_backward_hooks"])
+        )
     for parameter in state["_parameters"].values():
         if parameter is not None:
             key.append((parameter.dtype, parameter.is_cpu, parameter.requires_grad))

@@ -16,7 +16,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from gqc.capture import special
 from gqc.capture.example import Example, real_tensors, storage_key
@@ -358,3 +358,8 @@ class Tracer(TorchFunctionMode):
 def _carry_count(tensor: Tensor) -> Tensor:
     """An integer as the size of a tensor without elements."""
     return tensor.new_empty((int(tensor), 0))
+
+
+def is_capturing() -> bool:
+    """Whether a model is being recorded in this thread."""
+    return isinstance(_get_current_function_mode(), Tracer)

@@ -1,0 +1,79 @@
+"""Running the two generated halves of a compiled stage as one autograd function.
+
+AOTAutograd's own wrapper enables grad again and fails under inference mode, so the halves are driven by a small
+:class:`torch.autograd.Function`; without a backward half the forward half is called as it is. The casts of autocast
+are part of the halves, so autocast is off while they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gqc.errors import GqcError
+from gqc.joint import SEED, TANGENT, JointGraph
+from gqc.passes.partition import Halves
+
+Seed = Callable[[], Tensor]
+
+
+class Executable:
+    """The callable form of a compiled stage.
+
+    Called with the values of the joint graph's parameters, buffers and inputs in placeholder order, it returns the
+    forward outputs; gradients flow to every tensor among them that requires grad.
+    """
+
+    def __init__(self, joint: JointGraph, halves: Halves, seed: Seed) -> None:
+        self.forward_half = halves.forward.forward
+        self.num_outputs = joint.num_forward_outputs
+        self.draws_seed = any(p.kind == SEED for p in joint.placeholders)
+        self.seed = seed
+        self.backward_half = halves.backward.forward if halves.backward is not None else None
+        tangents = [p.index for p in joint.placeholders if p.kind == TANGENT]
+        self.tangents = tangents
+        self.constant_outputs = [i for i in range(self.num_outputs) if i not in set(tangents)]
+        primals = [p.node for p in joint.placeholders if p.kind != TANGENT]
+        gradients = dict(zip(joint.gradient_of, joint.output.args[0][joint.num_forward_outputs :], strict=True))  # type: ignore[index]
+        self.differentiable = [i for i, node in enumerate(primals) if gradients.get(node) is not None]
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        if self.draws_seed:
+            values.append(self.seed())
+        if self.backward_half is None:
+            with torch._C._DisableAutocast():
+                return self.forward_half(*values)
+        return _Step.apply(self, values, *[values[i] for i in self.differentiable])
+
+
+class _Step(torch.autograd.Function):
+    """One call of a compiled stage; the differentiable values are arguments, all others come in a list."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Executable, values: list[Any], *_: Tensor) -> tuple[Any, ...]:
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+            results = run.forward_half(*values)
+        outputs, saved = results[: run.num_outputs], results[run.num_outputs :]
+        ctx.run = run
+        ctx.save_for_backward(*[s for s in saved if isinstance(s, Tensor)])
+        ctx.layout = [None if isinstance(s, Tensor) else s for s in saved]
+        ctx.mark_non_differentiable(*[outputs[i] for i in run.constant_outputs if isinstance(outputs[i], Tensor)])
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise GqcError(
+                "a compiled model has no second derivative (create_graph=True): take it of the eager model, "
+                "which gqc.state_of(model).model is"
+            )
+        run: Executable = ctx.run
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if s is None else s for s in ctx.layout]
+        assert run.backward_half is not None
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+            results = run.backward_half(*saved, *[grads[i] for i in run.tangents])
+        return (None, None, *[results[i] for i in run.differentiable])

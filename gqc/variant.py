@@ -1,0 +1,166 @@
+"""One compiled form of a model: a capture, its stages after all passes, and how to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from gqc.capture import Call, Captured, calling
+from gqc.errors import CaptureError, GqcError
+from gqc.execute import Executable
+from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
+from gqc.passes import run as run_passes
+from gqc.passes.partition import SavedTensor, partition
+from gqc.passes.report import Report
+from gqc.policy import Policy
+from gqc.seed import SeedSource
+from gqc.stages import IslandCall, Stage, cut
+
+Slot = tuple[dict[str, Any], str]
+
+
+@dataclass(frozen=True)
+class CompiledStage:
+    """A stage after all passes.
+
+    Attributes:
+        joint: the rewritten joint graph.
+        reports: what each pass decided.
+        saved: what the forward keeps for the backward.
+        slots: where the values of the joint graph's parameters and buffers stand.
+        inputs: which values the other placeholders take, as positions in ``reads``.
+        reads, writes: names of the values that the stage takes and gives.
+    """
+
+    joint: JointGraph
+    reports: list[Report]
+    saved: list[SavedTensor]
+    executable: Executable
+    slots: tuple[Slot, ...]
+    inputs: tuple[int, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    def __call__(self, values: dict[str, Any]) -> None:
+        arguments = [table[name] for table, name in self.slots]
+        arguments += [values[self.reads[i]] for i in self.inputs]
+        values.update(zip(self.writes, self.executable(arguments), strict=True))
+
+
+@dataclass(frozen=True)
+class IslandStep:
+    """An eager island between two compiled stages."""
+
+    call: IslandCall
+
+    def __call__(self, values: dict[str, Any]) -> None:
+        results = self.call.graph(*[values[name] for name in self.call.reads])
+        values.update(zip(self.call.writes, results, strict=True))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A capture compiled under a policy; it serves the calls that share its key and pass its guards.
+
+    Attributes:
+        captured: what the model's forward did on the call that it was compiled for.
+        steps: compiled stages and eager islands, in running order.
+        names: the values that the tensors of a call become.
+        results: the values that make up the model's output.
+        why: why it was compiled.
+    """
+
+    captured: Captured
+    steps: tuple[CompiledStage | IslandStep, ...]
+    names: tuple[str, ...]
+    results: tuple[str, ...]
+    why: str
+
+    @classmethod
+    def build(cls, model: nn.Module, captured: Captured, policy: Policy, seed: SeedSource, why: str) -> Variant:
+        """Cut, differentiate, rewrite and partition a capture.
+
+        Args:
+            model: the eager model, whose parameters and buffers are read at each call.
+            captured: what its forward did on the first call of this kind.
+            policy: how to quantize.
+            seed: source of the seeds of stochastic rounding.
+            why: why this variant was compiled, for :func:`gqc.explain`.
+
+        Raises:
+            CaptureError: AOTAutograd cannot differentiate what was captured.
+        """
+        with _tracing_modes():
+            steps = tuple(
+                IslandStep(part) if isinstance(part, IslandCall) else _compile(model, captured, part, policy, seed)
+                for part in cut(captured.graph)
+            )
+        captured.guards.update()
+        graph = captured.graph.graph
+        names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
+        results = tuple(n.name for n in graph.output_node().args[0])  # type: ignore[union-attr]
+        return cls(captured, steps, names, results, why)
+
+    def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model on a call and give its result the structure that the model's forward returns."""
+        values: dict[str, Any] = dict(zip(self.names, call.flat, strict=True))
+        if self.captured.islands:
+            with calling(call.graphs):
+                self._run(values)
+        else:
+            self._run(values)
+        return self.captured.outputs.unflatten([values[name] for name in self.results], args, kwargs)
+
+    def _run(self, values: dict[str, Any]) -> None:
+        for step in self.steps:
+            step(values)
+
+
+@contextmanager
+def _tracing_modes() -> Iterator[None]:
+    """AOTAutograd runs outside inference mode; the capture already holds the casts of an active autocast."""
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def _compile(model: nn.Module, captured: Captured, stage: Stage, policy: Policy, seed: SeedSource) -> CompiledStage:
+    try:
+        joint = build_joint(stage.graph, stage.fakes)
+    except GqcError:
+        raise
+    except Exception as error:
+        # Whatever torch could not differentiate on symbolic sizes still runs eagerly.
+        raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error
+    reports = run_passes(joint, policy)
+    halves = partition(joint)
+    state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]
+    return CompiledStage(
+        joint=joint,
+        reports=reports,
+        saved=halves.saved,
+        executable=Executable(joint, halves, seed),
+        slots=tuple(_slot(model, captured.graph, p.name) for p in state),
+        inputs=tuple(p.index for p in joint.placeholders if p.kind == INPUT),
+        reads=stage.reads,
+        writes=stage.writes,
+    )
+
+
+def _slot(model: nn.Module, graph: fx.GraphModule, name: str) -> Slot:
+    """The table that holds a parameter or buffer now and after it is replaced; constants live in the captured graph."""
+    path, _, leaf = name.rpartition(".")
+    for root in (model, graph):
+        try:
+            owner = root.get_submodule(path)
+        except AttributeError:
+            continue
+        for table in (owner._parameters, owner._buffers):
+            if leaf in table:
+                return table, leaf
+    raise KeyError(name)

@@ -1,0 +1,70 @@
+"""Dropout that shares the random generator of stochastic rounding and saves one bit an element.
+
+torch draws a 4-byte number for each element one after the other; this draws 16 bits as a function of the element's
+place, on all threads, so the dropped elements are others than torch's for the same seed. The probability is rounded to a
+multiple of 1/65536.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gqc.runtime import native
+from gqc.runtime.native import pointer
+from gqc.runtime.ops.library import define, refuse_gradient
+from gqc.runtime.ops.quantize import check_float
+
+
+def _dropout(x: Tensor, p: float, seed: Tensor, node: int) -> tuple[Tensor, Tensor]:
+    refuse_gradient("dropout", x)
+    check_float("dropout", x.dtype)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    mask = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    native.run(
+        "dropout",
+        x.data_ptr(),
+        x.dtype is torch.bfloat16,
+        x.numel(),
+        pointer(seed, torch.int64),
+        node,
+        round(p * 65536),
+        _scale(p),
+        out.data_ptr(),
+        mask.data_ptr(),
+    )
+    return out, mask
+
+
+def _dropout_fake(x: Tensor, p: float, seed: Tensor, node: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
+
+
+def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
+    refuse_gradient("dropout_backward", grad)
+    check_float("dropout_backward", grad.dtype)
+    grad = grad.contiguous()
+    out = torch.empty_like(grad)
+    native.run(
+        "dropout_backward",
+        grad.data_ptr(),
+        grad.dtype is torch.bfloat16,
+        grad.numel(),
+        pointer(mask, torch.uint8),
+        _scale(p),
+        out.data_ptr(),
+    )
+    return out
+
+
+def _dropout_backward_fake(grad: Tensor, mask: Tensor, p: float) -> Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _scale(p: float) -> float:
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
+define("dropout(Tensor x, float p, Tensor seed, int node) -> (Tensor out, Tensor mask)", cpu=_dropout, fake=_dropout_fake)
+define("dropout_backward(Tensor grad, Tensor mask, float p) -> Tensor", cpu=_dropout_backward, fake=_dropout_backward_fake)
