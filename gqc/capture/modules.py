@@ -194,11 +194,17 @@ def _same(a: Any, b: Any) -> bool:
 
 @contextmanager
 def sizes_from_len() -> Iterator[None]:
-    """Let ``len(tensor)`` give the symbolic size; the built-in would turn it into the example's number."""
+    """Let ``len`` give symbolic sizes; the built-in turns them into the example's numbers.
+
+    Classes of Python code (a feature frame, a batch of nodes) are asked directly for what their ``__len__`` returns.
+    """
     original = builtins.len
 
     def symbolic_len(obj: Any) -> Any:
-        return obj.shape[0] if isinstance(obj, Tensor) and obj.dim() else original(obj)
+        if isinstance(obj, Tensor) and obj.dim():
+            return obj.shape[0]
+        method = getattr(type(obj), "__len__", None)
+        return method(obj) if isinstance(method, types.FunctionType) else original(obj)
 
     builtins.len = symbolic_len
     try:

@@ -170,6 +170,10 @@ class Tracer(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.suspended:
             return func(*args, **kwargs)
+        stands_for_tensor = next((kind for kind in types if not issubclass(kind, Tensor)), None)
+        if stands_for_tensor is not None:
+            with self:
+                return stands_for_tensor.__torch_function__(func, types, args, kwargs)
         rule = special.rule_of(func)
         return rule(self, func, args, kwargs) if rule else self.record(func, args, kwargs)
 
