@@ -8,8 +8,8 @@
 namespace gqc::GQC_ISA {
 
 // Made by runtime/ops/feature_layout.py, which mirrors this struct. The output's features are `runs` runs of `length`
-// elements; in run r, element i reads lhs[lhs_offsets[r] + i * lhs_step], with a step of 0 or 1, and rhs likewise. Of a dot
-// product, each run gives one element of output.
+// elements; in run r, element i reads lhs[lhs_offsets[r] + i * lhs_step], with a step of 0 or 1, and rhs likewise. In a dot
+// product, each run gives one element of the output.
 struct FeatureLayout {
   int64_t runs, length;
   int64_t lhs_width, rhs_width;  // elements in a row of each operand

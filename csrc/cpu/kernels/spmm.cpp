@@ -21,26 +21,19 @@ struct Spmm {
         .template run<Tile>(threads, &largest);
   }
 
-  // Operations that few models use are compiled for one vector at a time.
-  template <typename Op>
-  Error seldom() const {
-    if (layout.lhs_step == 0) return sum<Op, 0, 1, 1>();
-    return layout.rhs_step == 0 ? sum<Op, 1, 0, 1>() : sum<Op, 1, 1, 1>();
-  }
-
   Error run(int64_t op) const {
+    if (layout.lhs_step == 0 && op != kDiv) return Spmm{threads, rows, rhs, lhs, layout.swapped(), out}.run(op);
     switch (op) {
       case kCopy:
         return sum<Copy, 1, 1, 8>();
       case kMul:
-        if (layout.lhs_step == 0) return Spmm{threads, rows, rhs, lhs, layout.swapped(), out}.run(op);
         return layout.rhs_step == 0 ? sum<Mul, 1, 0, 8>() : sum<Mul, 1, 1, 8>();
+      // What few models use is compiled for one vector at a time.
       case kAdd:
-        return seldom<Add>();
-      case kSub:
-        return seldom<Sub>();
+        return layout.rhs_step == 0 ? sum<Add, 1, 0, 1>() : sum<Add, 1, 1, 1>();
       case kDiv:
-        return seldom<Div>();
+        if (layout.lhs_step == 0) return sum<Div, 0, 1, 1>();
+        return layout.rhs_step == 0 ? sum<Div, 1, 0, 1>() : sum<Div, 1, 1, 1>();
     }
     return kUnknownOp;
   }

@@ -1,0 +1,106 @@
+"""What every graph op asks of its arguments before a kernel reads their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gqc.errors import KernelError
+from gqc.runtime.ops.feature_layout import OP_CODES
+from gqc.runtime.relation import DST, SRC, num_rows
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_STANDS_ON = {"u": "source nodes", "v": "destination nodes", "e": "edges"}
+
+
+def operands(op: str, lhs: Tensor | None, rhs: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The operands that ``op`` reads, ``None`` in place of one that a copy ignores."""
+    if op == "copy_lhs":
+        return lhs, None
+    if op == "copy_rhs":
+        return None, rhs
+    return lhs, rhs
+
+
+def is_int64(g: Sequence[Tensor]) -> bool:
+    """Whether the relation's index type is int64 (else int32).
+
+    Raises:
+        KernelError: if it is neither, or a tensor differs in type, is not contiguous or not on the CPU.
+    """
+    dtype = g[0].dtype
+    for tensor in g:
+        if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
+            raise KernelError("a relation needs 8 contiguous CPU tensors of one index type: rebuild it from the graph")
+    if dtype is torch.int64:
+        return True
+    if dtype is torch.int32:
+        return False
+    raise KernelError(f"a relation's index type is {dtype}: only int32 and int64 are supported")
+
+
+def check_rows(name: str, g: Sequence[Tensor], x: Tensor, target: str) -> None:
+    """Refuse features that are not on the CPU or have another number of rows than the graph.
+
+    Raises:
+        KernelError: naming what the rows stand for.
+    """
+    rows = num_rows(g, target)
+    if x.dim() == 0 or x.shape[0] != rows or not x.is_cpu:
+        raise KernelError(
+            f"gqc.{name}: features of shape {list(x.shape)} on {x.device} for a graph with {rows} {_STANDS_ON[target]}: "
+            f"they must have {rows} rows and stand on the CPU"
+        )
+
+
+def check_operands(name: str, op: str, g: Sequence[Tensor], *targets: tuple[Tensor | None, str]) -> None:
+    """Check the two operands of ``op`` together with what they stand on, as :func:`check_rows`.
+
+    Raises:
+        KernelError: also if ``op`` lacks an operand that it reads, or is unknown.
+    """
+    if op not in OP_CODES:
+        raise KernelError(f"gqc.{name}: unknown operation {op!r}: expected one of {', '.join(OP_CODES)}")
+    for side, (x, target) in zip(("rhs", "lhs"), targets, strict=True):
+        if op == f"copy_{side}":
+            continue
+        if x is None:
+            raise KernelError(f"gqc.{name}: operation {op!r} needs both operands: give the one on {_STANDS_ON[target]}")
+        check_rows(name, g, x, target)
+
+
+def check_floats(name: str, *tensors: Tensor | None) -> None:
+    """Refuse features that a full-precision op does not compute with.
+
+    Raises:
+        KernelError: for integers, bool and complex numbers.
+    """
+    for x in tensors:
+        if x is not None and x.dtype not in FLOATS:
+            raise KernelError(f"gqc.{name}: features of {x.dtype}: convert them to a floating-point type first")
+
+
+def float32(x: Tensor) -> Tensor:
+    """``x`` as the kernels read it: contiguous float32."""
+    return x.to(torch.float32).contiguous()
+
+
+def result_dtype(lhs: Tensor | None, rhs: Tensor | None) -> torch.dtype:
+    """Dtype of an op on these operands: theirs, or what torch promotes them to where they differ."""
+    if lhs is None or rhs is None or lhs.dtype is rhs.dtype:
+        return (rhs if lhs is None else lhs).dtype
+    return torch.promote_types(lhs.dtype, rhs.dtype)
+
+
+def edge_index(g: Sequence[Tensor], target: str) -> int | None:
+    """Address of the row that each edge reads from features on ``target``; ``None`` where that is the edge id."""
+    if target == "e":
+        return None
+    return g[SRC if target == "u" else DST].data_ptr()
+
+
+def address(x: Tensor | None) -> int | None:
+    """Address of the memory of ``x``, null without a tensor."""
+    return None if x is None else x.data_ptr()
