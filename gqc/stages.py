@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from gqc.capture.islands import Island
+from gqc.structural import structural_nodes
 
 SIZE_OF = torch.ops.aten.sym_size.int
 
@@ -38,20 +39,36 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class IslandCall:
-    """An island between two stages; it runs eagerly as ``graph``, whose only call is the island."""
+class EagerStep:
+    """A part that runs eagerly: an island, or what depends on the graph structure alone.
 
-    island: Island
+    Attributes:
+        graph: its calls.
+        island: the island that it is, ``None`` for the structural part.
+        reads, writes: names of the values that it takes and gives.
+    """
+
     graph: fx.GraphModule
+    island: Island | None
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
 
-def cut(captured: fx.GraphModule) -> list[Stage | IslandCall]:
-    """Cut a captured graph around its islands; a graph without islands is one stage."""
+def cut(captured: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Stage | EagerStep]:
+    """Cut a captured graph around its islands; a graph without islands is one stage.
+
+    Args:
+        captured: the graph.
+        inputs: the real tensors of the call that it was captured on.
+
+    Returns:
+        The parts in running order, the structural part first if there is one.
+    """
+    structural = structural_nodes(captured, inputs)
+    hoisted = set(structural)
     runs: list[list[fx.Node]] = [[]]
     for node in captured.graph.nodes:
-        if node.op in ("placeholder", "output", "get_attr"):
+        if node.op in ("placeholder", "output", "get_attr") or node in hoisted:
             continue
         if isinstance(node.target, Island):
             runs += [[node], []]
@@ -60,16 +77,18 @@ def cut(captured: fx.GraphModule) -> list[Stage | IslandCall]:
         else:
             runs[-1].append(node)
     outputs = captured.graph.output_node().all_input_nodes
-    steps: list[Stage | IslandCall] = []
-    for run in runs:
+    steps: list[Stage | EagerStep] = []
+    for run in (structural, *runs):
         inside = set(run)
         writes = [n for n in run if n in outputs or (not _is_size(n) and any(u not in inside for u in _readers(n)))]
-        if run and isinstance(run[0].target, Island):
-            graph, inputs = _extract(captured, run, writes)
-            steps.append(IslandCall(run[0].target, graph, _names(inputs), _names(writes)))
-        elif writes or any(n.is_impure() for n in run):
-            graph, inputs = _extract(captured, run, writes)
-            steps.append(Stage(graph, tuple(_fake(n) for n in inputs), _names(inputs), _names(writes)))
+        if not writes and not any(n.is_impure() for n in run):
+            continue
+        graph, sources = _extract(captured, run, writes)
+        if run is structural or isinstance(run[0].target, Island):
+            island = run[0].target if run is not structural else None
+            steps.append(EagerStep(graph, island, _names(sources), _names(writes)))  # type: ignore[arg-type]
+        else:
+            steps.append(Stage(graph, tuple(_fake(n) for n in sources), _names(sources), _names(writes)))
     return steps
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from gqc.capture import Call, Captured, calling
+from gqc.capture import Call, Captured, Island, calling
+from gqc.capture.guards import ByIdentity
 from gqc.errors import CaptureError, GqcError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
@@ -19,7 +20,7 @@ from gqc.passes.partition import SavedTensor, partition
 from gqc.passes.report import Report
 from gqc.policy import Policy
 from gqc.seed import SeedSource
-from gqc.stages import IslandCall, Stage, cut
+from gqc.stages import EagerStep, Stage, cut
 
 Slot = tuple[dict[str, Any], str]
 
@@ -56,11 +57,27 @@ class CompiledStage:
 class IslandStep:
     """An eager island between two compiled stages."""
 
-    call: IslandCall
+    call: EagerStep
+    island: Island
 
     def __call__(self, values: dict[str, Any]) -> None:
         results = self.call.graph(*[values[name] for name in self.call.reads])
         values.update(zip(self.call.writes, results, strict=True))
+
+
+@dataclass(frozen=True)
+class StructuralStep:
+    """What depends on the graph structure alone: computed once a structure, not once a call."""
+
+    call: EagerStep
+    results: ByIdentity
+
+    @classmethod
+    def of(cls, call: EagerStep) -> StructuralStep:
+        return cls(call, ByIdentity(torch.no_grad()(call.graph.forward)))
+
+    def __call__(self, values: dict[str, Any]) -> None:
+        values.update(zip(self.call.writes, self.results(*[values[name] for name in self.call.reads]), strict=True))
 
 
 @dataclass(frozen=True)
@@ -69,25 +86,28 @@ class Variant:
 
     Attributes:
         captured: what the model's forward did on the call that it was compiled for.
-        steps: compiled stages and eager islands, in running order.
+        steps: its parts in running order.
         names: the values that the tensors of a call become.
         results: the values that make up the model's output.
         why: why it was compiled.
     """
 
     captured: Captured
-    steps: tuple[CompiledStage | IslandStep, ...]
+    steps: tuple[CompiledStage | IslandStep | StructuralStep, ...]
     names: tuple[str, ...]
     results: tuple[str, ...]
     why: str
 
     @classmethod
-    def build(cls, model: nn.Module, captured: Captured, policy: Policy, seed: SeedSource, why: str) -> Variant:
+    def build(
+        cls, model: nn.Module, captured: Captured, call: Call, policy: Policy, seed: SeedSource, why: str
+    ) -> Variant:
         """Cut, differentiate, rewrite and partition a capture.
 
         Args:
             model: the eager model, whose parameters and buffers are read at each call.
-            captured: what its forward did on the first call of this kind.
+            captured: what its forward did on ``call``.
+            call: the first call of this kind.
             policy: how to quantize.
             seed: source of the seeds of stochastic rounding.
             why: why this variant was compiled, for :func:`gqc.explain`.
@@ -96,10 +116,8 @@ class Variant:
             CaptureError: AOTAutograd cannot differentiate what was captured.
         """
         with _tracing_modes():
-            steps = tuple(
-                IslandStep(part) if isinstance(part, IslandCall) else _compile(model, captured, part, policy, seed)
-                for part in cut(captured.graph)
-            )
+            parts = cut(captured.graph, call.flat)
+            steps = tuple(_step(model, captured, part, policy, seed) for part in parts)
         captured.guards.update()
         graph = captured.graph.graph
         names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
@@ -127,6 +145,14 @@ def _tracing_modes() -> Iterator[None]:
     grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False):
         yield
+
+
+def _step(
+    model: nn.Module, captured: Captured, part: Stage | EagerStep, policy: Policy, seed: SeedSource
+) -> CompiledStage | IslandStep | StructuralStep:
+    if isinstance(part, Stage):
+        return _compile(model, captured, part, policy, seed)
+    return IslandStep(part, part.island) if part.island is not None else StructuralStep.of(part)
 
 
 def _compile(model: nn.Module, captured: Captured, stage: Stage, policy: Policy, seed: SeedSource) -> CompiledStage:

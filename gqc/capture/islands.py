@@ -40,16 +40,16 @@ class Island:
         fn: what runs.
         name: the module path or function name shown to the user.
         reason: why it is not part of the captured graph.
-        structural: it reads integer tensors only and draws no random numbers, so that it needs no gradient.
+        pure: its results depend on its operands alone (no parameters, no random numbers, no graph).
     """
 
     __module__ = __name__
 
-    def __init__(self, fn: Callable[..., Any], name: str, reason: str, *, structural: bool = False) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, reason: str, *, pure: bool = False) -> None:
         self.fn = fn
         self.name = name
         self.reason = reason
-        self.structural = structural
+        self.pure = pure
         self.static: tuple[tuple[int | None, ...], ...] = ()
         self.__name__ = self.__qualname__ = "island_" + "".join(c if c.isalnum() else "_" for c in name)
 

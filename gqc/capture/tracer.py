@@ -260,33 +260,36 @@ class Tracer(TorchFunctionMode):
 
     def count(self, tensor: Tensor) -> SymInt | int:
         """The value of an integer tensor with one element, 0 or more, as a symbolic size."""
-        return self.island(_carry_count, tensor, name="item", reason="an integer read from a tensor").shape[0]
+        return self.island(_carry_count, tensor, name="item", reason="an integer read from a tensor", pure=True).shape[
+            0
+        ]
 
-    def island(self, fn: Callable[..., Any], *args: Any, name: str, reason: str) -> Any:
+    def island(self, fn: Callable[..., Any], *args: Any, name: str, reason: str, pure: bool = False) -> Any:
         """Record that ``fn(*args)`` runs eagerly; the sizes of its results depend on data.
 
         Args:
             fn: called with real tensors and ints; returns a tensor or a sequence of tensors.
             args: fake tensors, symbolic or plain numbers.
             name, reason: shown to the user.
+            pure: the results depend on the operands alone, so that they may be kept for another call with the same.
 
         Returns:
             Fake tensors in the structure that ``fn`` returns (a list for a sequence).
         """
         args = tuple(self._as_fake(x) if isinstance(x, Tensor) else x for x in args)
         operands = self._operand(args)
-        island = Island(fn, name, reason)
+        island = Island(fn, name, reason, pure=pure)
         node = self.graph.call_function(island, operands)
         self._name_node(node)
         real = [self._real_operand(operand, arg) for operand, arg in zip(operands, args, strict=True)]
         with self.on_real(), torch.set_grad_enabled(torch.is_grad_enabled()):
             out = fn(*real)
-        results = [out] if isinstance(out, Tensor) else list(out)
+            results = [out] if isinstance(out, Tensor) else list(out)
+            single = isinstance(out, Tensor)
+            self.example.set(node, out.detach() if single else [x.detach() for x in results])
         fakes = [self._island_result(result, f"{node.name}_{i}") for i, result in enumerate(results)]
         island.static = tuple(tuple(n if isinstance(n, int) else None for n in fake.shape) for fake in fakes)
         self.islands.append(island)
-        single = isinstance(out, Tensor)
-        self.example.set(node, results[0].detach() if single else [r.detach() for r in results])
         self.bind(fakes[0] if single else fakes, node)
         return fakes[0] if single else fakes
 
@@ -328,7 +331,7 @@ class Tracer(TorchFunctionMode):
         values = [leaves[i] for i in where]
         for i in where:
             leaves[i] = None
-        out = self.island(call, *values, name=getattr(func, "__name__", "call"), reason=reason)
+        out = self.island(call, *values, name=getattr(func, "__name__", "call"), reason=reason, pure=True)
         return tuple(out) if isinstance(out, list) else out
 
     def _bind(self, tensor: Tensor, node: fx.Node) -> None:
