@@ -50,6 +50,12 @@ class Example:
                         self._values[step] = self._compute(step)
         return self._values[node]
 
+    def python_value(self, node: fx.Node) -> Any:
+        """The value of a node with one element as a Python number."""
+        value = self.value(node)
+        with real_tensors():
+            return value.item()
+
     def is_written(self, node: fx.Node) -> bool:
         """Whether something recorded so far writes to the memory of a node's result."""
         return storage_key(node.meta["val"]) in self.writers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -107,21 +108,13 @@ class Guards:
         conditions = dict.fromkeys(
             expr for i, expr in self._guard_exprs() if not self._is_data_dependent(expr) and self._relevant(i, expr)
         )
-        symbols = {s for expr in conditions for s in expr.free_symbols}
-        placeholder_symbols = {s: src for s, src in self._sizes.sources.items() if src[0] in self._index}
-        printer = PythonPrinter()
+        symbols = {s: src for s, src in self._sizes.sources.items() if src[0] in self._index}
         lines = ["def failed(flat):"]
-        for symbol, (node, axis) in placeholder_symbols.items():
+        for symbol, (node, axis) in symbols.items():
             lines.append(f"    {symbol} = flat[{self._index[node]}].size({axis})")
-        self.shape = [f"{s} >= 2" for s in placeholder_symbols] + [printer.doprint(expr) for expr in conditions]
-        for i, condition in enumerate(self.shape):
-            lines.append(f"    if not ({condition}): return {i}")
-        unknown = symbols - set(placeholder_symbols)
-        if unknown:
-            raise CaptureError(f"a guard depends on sizes without a source: {sorted(map(str, unknown))}")
-        namespace: dict[str, Any] = {"math": __import__("math"), "torch": torch}
-        exec(compile("\n".join(lines), "<gqc shape guards>", "exec"), namespace)
-        self._failed_shape = namespace["failed"]
+        self.shape = [f"{s} >= 2" for s in symbols] + [_PRINTER.doprint(expr) for expr in conditions]
+        lines += [f"    if not ({condition}): return {i}" for i, condition in enumerate(self.shape)]
+        self._failed_shape = _define("\n".join(lines))
 
     def _guard_exprs(self) -> list[tuple[int, sympy.Basic]]:
         return [(i, g.expr) for i, g in enumerate(self._sizes.env.guards) if i >= self._first]
@@ -157,7 +150,8 @@ class Guards:
             nodes = []
             for symbol in symbols:
                 nodes.append(output(self._sizes._symbol(symbol)))
-            holds = sympy.lambdify(symbols, expr, modules="math")
+            arguments = ", ".join(map(str, symbols))
+            holds = _define(f"def holds({arguments}):\n    return {_PRINTER.doprint(expr)}")
             self._checks.append(_Check(tuple(nodes), holds, f"data-dependent size: {expr}"))
         self.values = [check.text for check in self._checks]
         self._program = self._extract(outputs) if outputs else None
@@ -216,6 +210,16 @@ class Guards:
                 if not check.holds(*(values[i] for i in check.outputs)):
                     return f"not {check.text}"
         return None
+
+
+_PRINTER = PythonPrinter()
+
+
+def _define(source: str) -> Callable[..., Any]:
+    """The function that ``source`` defines; it may use what torch's printer of size expressions writes."""
+    namespace: dict[str, Any] = {"math": math, "torch": torch}
+    exec(compile(source, "<gqc guard>", "exec"), namespace)
+    return next(value for name, value in namespace.items() if source.startswith(f"def {name}("))
 
 
 def _equals(expected: Any) -> Callable[[Any], bool]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 from torch import SymInt, Tensor
+from torch.nn.functional import linear
 
 from gqc.errors import CaptureError
 
@@ -55,7 +56,7 @@ def _value(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 @_for(Tensor.item)
 def _item(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
-    if tensor.dtype in _INTEGERS and tracer.example.value(tracer.node_of(tensor)).item() >= 0:
+    if tensor.dtype in _INTEGERS and tracer.example.python_value(tracer.node_of(tensor)) >= 0:
         return tracer.count(tensor)
     return tracer.decide(func, args, kwargs)
 
@@ -66,7 +67,7 @@ def _tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if tensor.dim() == 1 and isinstance(tensor.shape[0], int):
         with tracer:
             return [tensor[i].item() for i in range(tensor.shape[0])]
-    return tracer.decide(func, args, kwargs)
+    raise CaptureError("tolist() makes a Python list whose length differs between calls")
 
 
 @_for(Tensor.__iter__)
@@ -100,20 +101,20 @@ def _stack(data: Any, dtype: torch.dtype) -> Tensor:
     return data.to(dtype) if isinstance(data, Tensor) else torch.full((), data, dtype=dtype)
 
 
-@_for(Tensor.__getitem__)
-def _getitem(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor, index = args
+@_for(Tensor.__getitem__, Tensor.__setitem__)
+def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Read a boolean mask as the indices of its true elements, so that only this conversion depends on data."""
+    tensor, index, *value = args
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(isinstance(p, Tensor) and p.dtype in (torch.bool, torch.uint8) for p in parts):
+    if not any(map(_is_mask, parts)):
         return tracer.record(func, args, kwargs)
-    expanded: list[Any] = []
     with tracer:
-        for part in parts:
-            if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
-                expanded.extend(part.nonzero().unbind(1))
-            else:
-                expanded.append(part)
-        return tensor[tuple(expanded)]
+        expanded = [i for part in parts for i in (part.nonzero().unbind(1) if _is_mask(part) else (part,))]
+        return func(tensor, tuple(expanded), *value)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 @_for(Tensor.masked_select, torch.masked_select)
@@ -136,6 +137,21 @@ def _repeat_interleave(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
             tensor, dim = tensor.flatten(), 0
         repeats = repeats.expand(tensor.shape[dim]) if repeats.dim() == 0 or repeats.shape[0] == 1 else repeats
         return tensor.index_select(dim, torch.repeat_interleave(repeats))
+
+
+@_for(torch.gru_cell)
+def _gru_cell(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Spell a GRU cell out (the formula of torch.nn.GRUCell): torch's own kernel fixes the number of rows."""
+
+    def cell(x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
+        reset_x, update_x, new_x = linear(x, w_ih, b_ih).chunk(3, 1)
+        reset_h, update_h, new_h = linear(h, w_hh, b_hh).chunk(3, 1)
+        reset, update = (reset_x + reset_h).sigmoid(), (update_x + update_h).sigmoid()
+        new = (new_x + reset * new_h).tanh()
+        return (h - new) * update + new
+
+    with tracer:
+        return cell(*args, **kwargs)
 
 
 @_for(Tensor.data.__get__)
