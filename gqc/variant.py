@@ -163,6 +163,8 @@ def _compile(model: nn.Module, captured: Captured, stage: Stage, policy: Policy,
     except Exception as error:
         # Whatever torch could not differentiate on symbolic sizes still runs eagerly.
         raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error
+    results = {n.name for n in captured.graph.graph.output_node().all_input_nodes}
+    joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in results)
     reports = run_passes(joint, policy)
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]
