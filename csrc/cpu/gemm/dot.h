@@ -125,4 +125,17 @@ inline void dot_tile(int vectors, LeftTile left, const Right* right, int64_t gro
     }
 }
 
+// excess[j] += what dot_tile adds too much to column j, because left values are stored with kLeftOffset.
+inline void add_excess(int vectors, const Right* right, int64_t groups, uint32_t* excess) {
+    if (kLeftOffset == 0) return;
+    Left offset[kGroup];
+    for (Left& value : offset) value = encode_left(0);
+    for (int v = 0; v < vectors; ++v) {
+        Sums sums = load_sums(excess + v * kLanes);
+        for (int64_t g = 0; g < groups; ++g)
+            sums = add_products(sums, broadcast(offset), load_sums(right + (g * vectors + v) * kLanes * kGroup));
+        std::memcpy(excess + v * kLanes, &sums, sizeof sums);
+    }
+}
+
 }  // namespace gqc::GQC_ISA
