@@ -1,0 +1,114 @@
+"""Full-precision products of row runs, or single rows, with one matrix of a stack each (relations of an RGCN)."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from gqc.errors import KernelError
+from gqc.runtime.ops.library import define, differentiate
+
+
+def _runs(op: str, a: Tensor, seglen: Tensor, matrices: int) -> list[tuple[int, int]]:
+    """First row and length of each run."""
+    lengths = seglen.tolist()
+    if len(lengths) != matrices or sum(lengths) != a.shape[0] or any(n < 0 for n in lengths):
+        raise KernelError(
+            f"gqc.{op}: seglen {lengths} must hold one length for each of {matrices} matrices and add up to the "
+            f"{a.shape[0]} rows of a"
+        )
+    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+
+
+def _segment_mm(a: Tensor, b: Tensor, seglen: Tensor) -> Tensor:
+    out = a.new_empty((a.shape[0], b.shape[2]))
+    for matrix, (start, length) in zip(b, _runs("segment_mm", a, seglen, b.shape[0]), strict=True):
+        torch.mm(a.narrow(0, start, length), matrix, out=out.narrow(0, start, length))
+    return out
+
+
+def _segment_mm_fake(a: Tensor, b: Tensor, seglen: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[2]))
+
+
+def _segment_mm_bwd_b(a: Tensor, grad: Tensor, seglen: Tensor) -> Tensor:
+    out = a.new_empty((seglen.shape[0], a.shape[1], grad.shape[1]))
+    for matrix, (start, length) in zip(out, _runs("segment_mm_bwd_b", a, seglen, out.shape[0]), strict=True):
+        torch.mm(a.narrow(0, start, length).t(), grad.narrow(0, start, length), out=matrix)
+    return out
+
+
+def _segment_mm_bwd_b_fake(a: Tensor, grad: Tensor, seglen: Tensor) -> Tensor:
+    return a.new_empty((seglen.shape[0], a.shape[1], grad.shape[1]))
+
+
+def _run_order(op: str, index: Tensor, matrices: int) -> tuple[Tensor | None, Tensor]:
+    """The order that puts rows of one matrix together (None where they stand so already) and the run lengths."""
+    seglen = index.bincount(minlength=matrices)
+    if seglen.shape[0] != matrices:
+        raise KernelError(f"gqc.{op}: index names matrix {int(index.max())} of {matrices}")
+    is_sorted = bool((index[1:] >= index[:-1]).all())
+    return (None if is_sorted else index.argsort(stable=True)), seglen
+
+
+def _gather_mm(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+    order, seglen = _run_order("gather_mm", index, b.shape[0])
+    if order is None:
+        return _segment_mm(a, b, seglen)
+    out = a.new_empty((a.shape[0], b.shape[2]))
+    out[order] = _segment_mm(a[order], b, seglen)
+    return out
+
+
+def _gather_mm_fake(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[2]))
+
+
+def _gather_mm_bwd_b(a: Tensor, grad: Tensor, index: Tensor, num: int) -> Tensor:
+    order, seglen = _run_order("gather_mm_bwd_b", index, num)
+    if order is not None:
+        a, grad = a[order], grad[order]
+    return _segment_mm_bwd_b(a, grad, seglen)
+
+
+def _gather_mm_bwd_b_fake(a: Tensor, grad: Tensor, index: Tensor, num: int | SymInt) -> Tensor:
+    return a.new_empty((num, a.shape[1], grad.shape[1]))
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _segment_mm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    a, b, seglen = ctx.saved_tensors
+    needs_a, needs_b, _ = ctx.needs_input_grad
+    grad_a = torch.ops.gqc.segment_mm(grad, b.transpose(1, 2), seglen) if needs_a else None
+    grad_b = torch.ops.gqc.segment_mm_bwd_b(a, grad, seglen) if needs_b else None
+    return grad_a, grad_b, None
+
+
+def _gather_mm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    a, b, index = ctx.saved_tensors
+    needs_a, needs_b, _ = ctx.needs_input_grad
+    grad_a = torch.ops.gqc.gather_mm(grad, b.transpose(1, 2), index) if needs_a else None
+    grad_b = torch.ops.gqc.gather_mm_bwd_b(a, grad, index, b.shape[0]) if needs_b else None
+    return grad_a, grad_b, None
+
+
+define("segment_mm(Tensor a, Tensor b, Tensor seglen) -> Tensor", cpu=_segment_mm, fake=_segment_mm_fake)
+define(
+    "segment_mm_bwd_b(Tensor a, Tensor grad, Tensor seglen) -> Tensor",
+    cpu=_segment_mm_bwd_b,
+    fake=_segment_mm_bwd_b_fake,
+)
+define("gather_mm(Tensor a, Tensor b, Tensor index) -> Tensor", cpu=_gather_mm, fake=_gather_mm_fake)
+define(
+    "gather_mm_bwd_b(Tensor a, Tensor grad, Tensor index, SymInt num) -> Tensor",
+    cpu=_gather_mm_bwd_b,
+    fake=_gather_mm_bwd_b_fake,
+)
+differentiate("segment_mm", _segment_mm_backward, _save_inputs)
+differentiate("gather_mm", _gather_mm_backward, _save_inputs)

@@ -1,0 +1,78 @@
+"""Loading of the native library and the checks on its way in."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gqc.errors import KernelError
+from gqc.runtime import native
+from gqc.runtime.native import pointer
+
+PRINT_ISA = "from gqc.runtime import native; print(native.isa())"
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_the_best_instruction_set_is_the_default() -> None:
+    assert native.isas()[0] == "portable"
+    assert run_python(PRINT_ISA, GQC_ISA="").stdout.strip() == native.isas()[-1]
+
+
+@pytest.mark.parametrize("name", native.isas())
+def test_the_environment_forces_an_instruction_set(name: str) -> None:
+    assert run_python(PRINT_ISA, GQC_ISA=name).stdout.strip() == name
+
+
+def test_an_unknown_instruction_set_names_those_that_exist() -> None:
+    refused = run_python(PRINT_ISA, GQC_ISA="avx1024")
+    assert refused.returncode != 0
+    assert "GQC_ISA='avx1024'" in refused.stderr
+    assert ", ".join(native.isas()) in refused.stderr
+
+
+def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "_LIBRARY", tmp_path / "libgqc_cpu.so")
+    with pytest.raises(KernelError, match=r"python setup\.py build_ext --inplace"):
+        native._library.__wrapped__()
+
+
+def test_a_library_without_a_kernel_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(native.SIGNATURES, "not_there", "p")
+    with pytest.raises(KernelError, match=r"no kernel 'not_there'.*python setup\.py build_ext --inplace"):
+        native.run("not_there", None)
+
+
+def test_every_declared_kernel_is_exported(isa: str) -> None:
+    for name in native.SIGNATURES:
+        assert native._bind(name)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(3, dtype=torch.float64), torch.zeros(4, 3).t(), torch.zeros(3, device="meta")],
+    ids=["dtype", "strides", "device"],
+)
+def test_a_pointer_is_refused_for_what_a_kernel_would_misread(tensor: torch.Tensor) -> None:
+    with pytest.raises(KernelError, match=re.escape(f"got {tensor.dtype} on {tensor.device}")):
+        pointer(tensor, torch.float32)
+
+
+def test_no_function_is_shared_between_instruction_sets() -> None:
+    """A shared inline function would run with whichever instructions the linker met first."""
+    symbols = subprocess.run(["nm", "--demangle", str(native._LIBRARY)], capture_output=True, text=True, check=True)
+    code = [line.split(maxsplit=2)[2] for line in symbols.stdout.splitlines() if re.match(r"\S+ [tTwW] ", line)]
+    of_kernels = [name for name in code if re.search(r"\b(portable|avx2|avx512)\b|_(portable|avx2|avx512)\b", name)]
+    assert of_kernels
+    shared = [name for name in set(code) - set(of_kernels) if "std::" in name or "gqc::" in name]
+    assert shared == []

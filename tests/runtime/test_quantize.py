@@ -1,0 +1,188 @@
+"""The quantizer against its reference, bit for bit, on every instruction set."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gqc.errors import KernelError
+from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.reference import quantize as reference
+from gqc.runtime.reference.philox import philox4x32
+
+gqc = torch.ops.gqc
+DTYPES = [torch.float32, torch.bfloat16]
+NAN, INF = math.nan, math.inf
+
+
+def draw_seed() -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (2,))
+
+
+def assert_same(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
+    assert got[0].dtype == torch.int8
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1].view(torch.int32), want[1].view(torch.int32)) or (got[1].isnan() and want[1].isnan())
+
+
+@pytest.mark.parametrize(
+    ("word", "rounds", "answer"),
+    [
+        (0, 7, [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]),
+        (0, 10, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        (0xFFFFFFFF, 7, [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]),
+        (0xFFFFFFFF, 10, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    ],
+)
+def test_philox_gives_the_known_answers_of_its_authors(word: int, rounds: int, answer: list[int]) -> None:
+    counter = [torch.tensor(word)] * 4
+    assert [int(w) for w in philox4x32(counter, (word, word), rounds)] == answer
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 127, 128, 129, 1000, 70_001])
+def test_equals_reference_at_sizes_around_blocks(isa: str, threads: int, dtype: torch.dtype, count: int) -> None:
+    x, seed = torch.randn(count, dtype=dtype), draw_seed()
+    for stochastic in (True, False):
+        want = reference.quantize(x, None, seed, 3, 8, stochastic)
+        assert_same(gqc.quantize(x, None, seed, 3, 8, stochastic), want)
+        assert_same(gqc.quantize(x, gqc.absmax(x), seed, 3, 8, stochastic), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4),
+    bits=st.integers(2, 8),
+    stochastic=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    node=st.integers(0, 2**32 - 1),
+    exponent=st.integers(-30, 30),
+    isa=st.sampled_from(native.isas()),
+)
+def test_equals_reference(
+    shape: list[int], bits: int, stochastic: bool, dtype: torch.dtype, node: int, exponent: int, isa: str
+) -> None:
+    x, seed = (torch.randn(shape) * 2.0**exponent).to(dtype), draw_seed()
+    with native.use_isa(isa):
+        q, scale = gqc.quantize(x, None, seed, node, bits, stochastic)
+        assert_same((q, scale), reference.quantize(x, None, seed, node, bits, stochastic))
+        for out in DTYPES:
+            assert torch.equal(gqc.dequantize(q, scale, out), reference.dequantize(q, scale, out))
+    assert q.numel() == 0 or q.abs().max() <= 2 ** (bits - 1) - 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.0, -0.0],
+        [3.0, 3.0],
+        [-5.0],
+        [NAN, 1.0],
+        [INF, 1.0],
+        [-INF, NAN],
+        [1e-45, 0.0, -1e-45],
+        [1e-38, 1e-39, -2e-38],
+        [4e-37, 1e-38],
+        [3e38, -3e38, 1.0],
+        [1.0, 1e-30],
+        [127.0, 0.5, -0.5, 1.5, -1.5, 126.5, -126.5],
+    ],
+    ids=str,
+)
+def test_equals_reference_on_hard_values(isa: str, dtype: torch.dtype, values: list[float]) -> None:
+    x, seed = torch.tensor(values * 30, dtype=dtype), draw_seed()
+    largest = gqc.absmax(x)
+    assert torch.allclose(largest, reference.absmax(x), rtol=0, equal_nan=True)
+    for stochastic in (True, False):
+        assert_same(gqc.quantize(x, None, seed, 1, 8, stochastic), reference.quantize(x, None, seed, 1, 8, stochastic))
+
+
+@pytest.mark.parametrize("place", [0, 5, 1000, 1023])
+@pytest.mark.parametrize(("value", "absmax"), [(NAN, NAN), (INF, INF), (-INF, INF)])
+def test_what_is_not_finite_is_never_hidden(isa: str, value: float, absmax: float, place: int) -> None:
+    x = torch.randn(1024)
+    x[place] = value
+    q, scale = gqc.quantize(x, None, draw_seed(), 0, 8, True)
+    assert torch.allclose(gqc.absmax(x), torch.tensor(absmax), equal_nan=True)
+    assert q.count_nonzero() == 0
+    assert gqc.dequantize(q, scale, torch.float32).isnan().all()
+
+
+def test_zero_is_rounded_to_zero(isa: str) -> None:
+    x = torch.cat([torch.zeros(5000), torch.ones(1)])
+    q, _ = gqc.quantize(x, None, draw_seed(), 0, 8, True)
+    assert q[:-1].count_nonzero() == 0
+    assert q[-1] == 127
+
+
+def test_stochastic_rounding_is_unbiased(isa: str) -> None:
+    """The mean of n rounded copies lies within 5 standard errors, of at most half a step / sqrt(n)."""
+    points, n = torch.linspace(-1, 1, 33), 40_000
+    q, scale = gqc.quantize(points.expand(n, 33), None, draw_seed(), 0, 8, True)
+    error = q.float().mean(0) * scale - points
+    assert error.abs().max() < 5 * 0.5 * scale / n**0.5
+
+
+def test_rounding_errors_of_neighbours_are_independent(isa: str) -> None:
+    x = torch.full((200_000,), 0.5 / 127)
+    x[0] = 1.0
+    q, _ = gqc.quantize(x, None, draw_seed(), 0, 8, True)
+    up = q[1:].float() - 0.5
+    for distance in (1, 2, 7, 8, 16, 128):
+        correlation = 4 * (up[distance:] * up[:-distance]).mean()
+        assert correlation.abs() < 5 / len(up) ** 0.5
+
+
+def test_random_bits_depend_on_seed_step_and_node_only(isa: str) -> None:
+    x = torch.randn(4096)
+    results = {
+        name: gqc.quantize(x, None, torch.tensor(seed), node, 8, True)[0]
+        for name, seed, node in [
+            ("base", [1, 2], 3),
+            ("seed", [2, 2], 3),
+            ("high half of seed", [1 + 2**32, 2], 3),
+            ("step", [1, 3], 3),
+            ("node", [1, 2], 4),
+        ]
+    }
+    base = results.pop("base")
+    assert torch.equal(base, gqc.quantize(x, None, torch.tensor([1, 2]), 3, 8, True)[0])
+    for name, q in results.items():
+        assert not torch.equal(q, base), name
+
+
+def test_views_are_read_in_row_major_order(isa: str) -> None:
+    x, seed = torch.randn(6, 50), draw_seed()
+    for view in (x.t(), x[:, ::3], x[0].expand(7, 50), x[1:, 5:]):
+        assert_same(gqc.quantize(view, None, seed, 0, 8, True), gqc.quantize(view.clone(), None, seed, 0, 8, True))
+        assert gqc.absmax(view) == view.abs().max()
+
+
+def test_refusals_say_what_is_wrong() -> None:
+    x, seed = torch.randn(4), draw_seed()
+    with pytest.raises(KernelError, match=r"float32 and bfloat16 and got torch\.float16"):
+        gqc.quantize(x.half(), None, seed, 0, 8, True)
+    with pytest.raises(KernelError, match=r"bits=9 is outside 2 \.\. 8"):
+        gqc.quantize(x, None, seed, 0, 9, True)
+    with pytest.raises(KernelError, match="seed has 3 elements"):
+        gqc.quantize(x, None, torch.zeros(3, dtype=torch.int64), 0, 8, True)
+    with pytest.raises(KernelError, match=r"quantize has no gradient.*detach"):
+        gqc.quantize(x.requires_grad_(), None, seed, 0, 8, True)
+    with torch.no_grad():
+        assert not gqc.quantize(x, None, seed, 0, 8, True)[1].requires_grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck(dtype: torch.dtype) -> None:
+    x, seed = torch.randn(5, 7, dtype=dtype), draw_seed()
+    q, scale = gqc.quantize(x, None, seed, 0, 8, True)
+    torch.library.opcheck(gqc.absmax.default, (x,))
+    torch.library.opcheck(gqc.quantize.default, (x, None, seed, 0, 8, True))
+    torch.library.opcheck(gqc.quantize.default, (x.t(), gqc.absmax(x), seed, 2**31, 4, False))
+    torch.library.opcheck(gqc.dequantize.default, (q, scale, dtype))
