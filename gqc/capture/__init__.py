@@ -6,4 +6,14 @@ from gqc.capture.ladder import capture
 from gqc.capture.record import Captured
 from gqc.capture.tracer import is_capturing
 
-__all__ = ["Call", "Captured", "InputPlan", "Island", "UncapturedInput", "calling", "capture", "is_capturing", "read_call"]
+__all__ = [
+    "Call",
+    "Captured",
+    "InputPlan",
+    "Island",
+    "UncapturedInput",
+    "calling",
+    "capture",
+    "is_capturing",
+    "read_call",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,8 +64,11 @@ class Example:
         """Give the value of a node whose computation must not be repeated."""
         self._values[node] = value
 
-    def ancestors(self, nodes: list[fx.Node]) -> set[fx.Node]:
-        """All nodes that ``nodes`` depend on, in-place writers to their memory included, and ``nodes`` themselves."""
+    def ancestors(self, nodes: list[fx.Node], stop: Callable[[fx.Node], bool] = lambda node: False) -> set[fx.Node]:
+        """All nodes that ``nodes`` depend on, in-place writers to their memory included, and ``nodes`` themselves.
+
+        What the nodes for which ``stop`` holds depend on is left out.
+        """
         order = {node: i for i, node in enumerate(nodes[0].graph.nodes)} if nodes else {}
         limit = max((order[node] for node in nodes), default=0)
         found: set[fx.Node] = set()
@@ -75,6 +78,8 @@ class Example:
             if node in found:
                 continue
             found.add(node)
+            if stop(node):
+                continue
             todo.extend(node.all_input_nodes)
             for tensor in pytree.tree_leaves(node.meta.get("val")):
                 if isinstance(tensor, Tensor) and self.writers:

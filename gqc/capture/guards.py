@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections import OrderedDict
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,47 +15,12 @@ from torch import Tensor
 from torch.utils._sympy.printers import PythonPrinter
 
 from gqc.capture.example import Example
+from gqc.capture.memory import ByIdentity
 from gqc.capture.modules import AttributeGuard
+from gqc.capture.program import Program
 from gqc.capture.sizes import GENERIC_SIZE, Sizes
 from gqc.capture.tracer import ValueGuard
 from gqc.errors import CaptureError
-
-
-def stamp(tensor: Tensor) -> tuple[int, int] | None:
-    """Changes whenever a tensor's content may have changed; ``None`` if torch does not count its versions."""
-    return None if tensor.is_inference() else (id(tensor), tensor._version)
-
-
-class ByIdentity:
-    """Remembers the last results of a function of integer tensors by their identity and version.
-
-    A result is dropped when one of its tensors dies. Tensors made in inference mode have no version: no caching.
-    """
-
-    def __init__(self, fn: Callable[..., Any], capacity: int = 8) -> None:
-        self._fn = fn
-        self._capacity = capacity
-        self._results: OrderedDict[Any, tuple[list[weakref.ref[Tensor]], Any]] = OrderedDict()
-
-    def __call__(self, *args: Any) -> Any:
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        stamps = [stamp(x) for x in tensors]
-        if None in stamps:
-            return self._fn(*args)
-        key = (*stamps, *(x for x in args if not isinstance(x, Tensor)))
-        hit = self._results.get(key)
-        if hit is not None and all(ref() is x for ref, x in zip(hit[0], tensors, strict=True)):
-            return hit[1]
-        result = self._fn(*args)
-        results = self._results
-
-        def forget(_: Any) -> None:
-            results.pop(key, None)
-
-        results[key] = ([weakref.ref(x, forget) for x in tensors], result)
-        while len(results) > self._capacity:
-            results.popitem(last=False)
-        return result
 
 
 @dataclass
@@ -154,47 +118,36 @@ class Guards:
             holds = _define(f"def holds({arguments}):\n    return {_PRINTER.doprint(expr)}")
             self._checks.append(_Check(tuple(nodes), holds, f"data-dependent size: {expr}"))
         self.values = [check.text for check in self._checks]
-        self._program = self._extract(outputs) if outputs else None
+        self._evaluate = self._evaluator(outputs) if outputs else None
 
-    def _extract(self, outputs: list[fx.Node]) -> Callable[[Sequence[Tensor]], Any]:
-        needed = self._example.ancestors(outputs)
-        nodes = [node for node in outputs[0].graph.nodes if node in needed]
-        inputs = [node for node in nodes if node.op == "placeholder"]
-        leaves = [node for node in nodes if node.op == "get_attr"]
-        for node in nodes:
+    def _evaluator(self, outputs: list[fx.Node]) -> Callable[[Sequence[Tensor]], Any]:
+        program = Program(outputs, self._example)
+        for node in program.nodes:
             if node.meta.get("random"):
                 where = node.meta["custom"]["gqc"]
                 raise CaptureError(
                     "a Python decision depends on random numbers", module=where["module"], location=where["line"]
                 )
-        graph = fx.Graph()
-        copies = {node: graph.placeholder(node.name) for node in (*inputs, *leaves)}
-        for node in (*inputs, *leaves):
-            if node.meta.get("buffer") or self._example.is_written(node):
-                copies[node] = graph.call_method("clone", (copies[node],))
-        for node in nodes:
-            if node not in copies:
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output(tuple(copies[node] for node in outputs))
-        module = fx.GraphModule({}, graph)
-        self.expensive = bool(leaves) or any(node.meta["val"].is_floating_point() for node in inputs)
-        forward = module.forward if self.expensive else ByIdentity(module.forward)
-        used = [self._index[node] for node in inputs]
-        state = [self._getter(node.target) for node in leaves]
+        self.expensive = not program.integer_only
+        forward = program.forward if self.expensive else ByIdentity(program.forward)
+        read = [self._reader(node) for node in program.tensors]
+        sizes = [(self._index[node.args[0]], node.args[1]) for node in program.sizes]
 
-        def run(flat: Sequence[Tensor]) -> Any:
+        def evaluate(flat: Sequence[Tensor]) -> Any:
             with torch.no_grad():
-                return forward(*(flat[i] for i in used), *(get() for get in state))
+                return forward(*(get(flat) for get in read), *(flat[i].size(axis) for i, axis in sizes))
 
-        return run
+        return evaluate
 
-    def _getter(self, target: str) -> Callable[[], Tensor]:
-        if target in self._constants:
-            constant = self._constants[target]
-            return lambda: constant
-        owner, _, name = target.rpartition(".")
+    def _reader(self, node: fx.Node) -> Callable[[Sequence[Tensor]], Tensor]:
+        if node.op == "placeholder":
+            return operator.itemgetter(self._index[node])
+        if node.target in self._constants:
+            constant = self._constants[node.target]
+            return lambda flat: constant
+        owner, _, name = node.target.rpartition(".")
         module = self._model.get_submodule(owner)
-        return lambda: getattr(module, name)
+        return lambda flat: getattr(module, name)
 
     def check(self, flat: Sequence[Tensor]) -> str | None:
         """Why the capture does not hold for these inputs, ``None`` if it does."""
@@ -204,8 +157,8 @@ class Guards:
         failed = self._failed_shape(flat)
         if failed is not None:
             return f"argument sizes: not {self.shape[failed]}"
-        if self._program is not None:
-            values = self._program(flat)
+        if self._evaluate is not None:
+            values = self._evaluate(flat)
             for check in self._checks:
                 if not check.holds(*(values[i] for i in check.outputs)):
                     return f"not {check.text}"

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.utils._pytree as pytree
+from torch import SymInt, Tensor
 
 from gqc.errors import CaptureError
 
@@ -69,6 +70,12 @@ class Island:
         return f"Island({self.name!r}, {self.reason!r})"
 
 
+class StructureIsland(Island):
+    """What depends on integer arguments only, in front of the captured graph; remembers its results."""
+
+    __module__ = __name__
+
+
 class FunctionCall:
     """Applies a ``torch.autograd.Function``; its own backward is what autograd runs."""
 
@@ -76,11 +83,33 @@ class FunctionCall:
 
     def __init__(self, function: type[torch.autograd.Function], apply: Callable[..., Any]) -> None:
         self.function = function
-        self._apply = apply
+        self._apply = apply.__get__(None, function)
         self.__name__ = self.__qualname__ = function.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._apply.__get__(None, self.function)(*args, **kwargs)
+        return self._apply(*args, **kwargs)
+
+
+class Closed:
+    """A function whose arguments are fixed except for tensors and sizes; called with these in their order."""
+
+    __module__ = __name__
+
+    def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.fn = fn
+        self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._open = [i for i, x in enumerate(self._leaves) if isinstance(x, (Tensor, SymInt))]
+        self.operands = [self._leaves[i] for i in self._open]
+        for i in self._open:
+            self._leaves[i] = None
+        self.__name__ = self.__qualname__ = getattr(fn, "__name__", "call")
+
+    def __call__(self, *operands: Any) -> Any:
+        leaves = list(self._leaves)
+        for i, operand in zip(self._open, operands, strict=True):
+            leaves[i] = operand
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self.fn(*args, **kwargs)
 
 
 class AutocastCall:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 import threading
@@ -190,24 +189,3 @@ def _same(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b)
     except Exception:  # user-defined equality may fail
         return False
-
-
-@contextmanager
-def sizes_from_len() -> Iterator[None]:
-    """Let ``len`` give symbolic sizes; the built-in turns them into the example's numbers.
-
-    Classes of Python code (a feature frame, a batch of nodes) are asked directly for what their ``__len__`` returns.
-    """
-    original = builtins.len
-
-    def symbolic_len(obj: Any) -> Any:
-        if isinstance(obj, Tensor) and obj.dim():
-            return obj.shape[0]
-        method = getattr(type(obj), "__len__", None)
-        return method(obj) if isinstance(method, types.FunctionType) else original(obj)
-
-    builtins.len = symbolic_len
-    try:
-        yield
-    finally:
-        builtins.len = original

@@ -17,9 +17,11 @@ from torch import SymBool, SymFloat, SymInt, Tensor, nn
 from gqc.capture.graphs import adapter_of, adapters
 from gqc.capture.guards import Guards
 from gqc.capture.inputs import GraphArgument, InputPlan, read_call, substitute
-from gqc.capture.islands import FunctionCall, Island, calling
-from gqc.capture.modules import ModuleWatch, sizes_from_len
+from gqc.capture.islands import FunctionCall, Island, StructureIsland, calling
+from gqc.capture.modules import ModuleWatch
 from gqc.capture.outputs import Argument, Attribute, Constant, GraphBack, GraphWrites, OutputPlan, Result, Size
+from gqc.capture.structure import hoist_structure
+from gqc.capture.symbolic import symbolic_numbers
 from gqc.capture.tracer import Tracer
 from gqc.errors import CaptureError
 
@@ -143,7 +145,7 @@ class Recording:
             args, kwargs = substitute((self.args, self.kwargs), self._tensor, self._graph)
             first = len(tracer.sizes.env.guards)
             stack.enter_context(self.watch.active(self._call_module, lambda: tracer.suspended))
-            stack.enter_context(sizes_from_len())
+            stack.enter_context(symbolic_numbers(self.model))
             stack.enter_context(self._autograd_functions())
             stack.enter_context(tracer)
             return self.forward(*args, **kwargs), first
@@ -252,6 +254,7 @@ class Recording:
 
     def _finish(self) -> fx.GraphModule:
         graph = self.tracer.graph
+        hoist_structure(graph, self.tracer.example)
         graph.eliminate_dead_code(is_impure_node=_has_effect)
         tensors: dict[str, Any] = {}
         for node in graph.find_nodes(op="get_attr"):
@@ -264,7 +267,11 @@ class Recording:
         return fx.GraphModule(tensors, graph, class_name=type(self.model).__name__)
 
     def _used_islands(self, graph: fx.GraphModule) -> list[Island]:
-        return [n.target for n in graph.graph.nodes if isinstance(n.target, Island)]
+        return [
+            n.target
+            for n in graph.graph.nodes
+            if isinstance(n.target, Island) and not isinstance(n.target, StructureIsland)
+        ]
 
 
 def _has_effect(node: fx.Node) -> bool:

@@ -103,14 +103,22 @@ def _stack(data: Any, dtype: torch.dtype) -> Tensor:
 
 @_for(Tensor.__getitem__, Tensor.__setitem__)
 def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """Read a boolean mask as the indices of its true elements, so that only this conversion depends on data."""
+    """Read a mask as the indices of its true elements, and slice ends as sizes, so that only this depends on data."""
     tensor, index, *value = args
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(map(_is_mask, parts)):
+    if not any(_is_mask(part) or isinstance(part, slice) for part in parts):
         return tracer.record(func, args, kwargs)
+    expanded: list[Any] = []
     with tracer:
-        expanded = [i for part in parts for i in (part.nonzero().unbind(1) if _is_mask(part) else (part,))]
-        return func(tensor, tuple(expanded), *value)
+        for part in parts:
+            if _is_mask(part):
+                expanded.extend(part.nonzero().unbind(1))
+            elif isinstance(part, slice):
+                ends = (part.start, part.stop, part.step)
+                expanded.append(slice(*(x.item() if isinstance(x, Tensor) else x for x in ends)))
+            else:
+                expanded.append(part)
+    return tracer.record(func, (tensor, tuple(expanded), *value), kwargs)
 
 
 def _is_mask(index: Any) -> bool:

@@ -17,10 +17,11 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gqc.capture import special
 from gqc.capture.example import Example, real_tensors, storage_key
-from gqc.capture.islands import AutocastCall, FunctionCall, Island
+from gqc.capture.islands import AutocastCall, Closed, FunctionCall, Island
 from gqc.capture.sizes import Sizes, dynamic_axes
 from gqc.errors import CaptureError
 
@@ -65,6 +66,18 @@ class ValueGuard:
     node: fx.Node
     value: Any
     location: str
+
+
+class RandomWatch(TorchDispatchMode):
+    """Sees whether anything that runs draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 class Tracer(TorchFunctionMode):
@@ -121,7 +134,8 @@ class Tracer(TorchFunctionMode):
         """The fake of a tensor that is no argument: a parameter, a buffer or a constant."""
         if id(real) not in self._leaf_fakes:
             name = self._names.get(id(real))
-            if name is None:
+            constant = name is None
+            if constant:
                 if real.layout != torch.strided:
                     raise CaptureError(f"a {real.layout} tensor is used; pass edge_index and weights instead")
                 if real.requires_grad and real.grad_fn is not None:
@@ -133,6 +147,7 @@ class Tracer(TorchFunctionMode):
             if isinstance(real, torch.nn.Parameter):
                 with torch._C.DisableTorchFunction(), self.fake_mode:
                     fake = torch.nn.Parameter(fake.detach(), real.requires_grad)
+            node.meta["constant"] = constant
             node.meta["buffer"] = not isinstance(real, torch.nn.Parameter)
             self.example.leaves[node] = real
             self._alive.append(real)
@@ -183,10 +198,12 @@ class Tracer(TorchFunctionMode):
         inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         state = [(x._version, x.requires_grad) for x in inputs]
         known = len(self.sizes.env.guards)
+        random = RandomWatch()
         try:
-            out = func(*args, **kwargs)
+            with random:
+                out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
-            return self._eagerly(func, args, kwargs, "the size of the result depends on data")
+            return self._eagerly(func, args, kwargs)
         self.sizes.internal.update(range(known, len(self.sizes.env.guards)))
         written = [x for x, (version, _) in zip(inputs, state, strict=True) if x._version != version]
         if out is not None and not written and any(out is x for x in inputs):
@@ -195,7 +212,11 @@ class Tracer(TorchFunctionMode):
             return out
         if written or any(isinstance(x, Tensor) for x in pytree.tree_leaves(out)):
             node = self.emit(func, args, kwargs)
+            node.meta["random"] = random.seen
             self.bind(out, node)
+            if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+                # The gradient of an op is registered with it, and a call in the graph has it too.
+                self._function_results.update(id(x) for x in pytree.tree_leaves(out) if isinstance(x, Tensor))
             for x in written:
                 self.example.writers.setdefault(storage_key(x), []).append(node)
                 node.meta["writes"] = True
@@ -242,12 +263,14 @@ class Tracer(TorchFunctionMode):
 
     def function(self, target: FunctionCall, args: Any, kwargs: Any) -> Any:
         """Record a ``torch.autograd.Function`` as one call, or as an island if it does not run on fake tensors."""
+        closed = Closed(target, *pytree.tree_map_only(Tensor, self._as_fake, (args, kwargs)))
         try:
-            out = self.record(target, args, kwargs)
+            out = self.record(closed, closed.operands, {})
         except CaptureError:
             raise
         except Exception as error:
-            out = self._eagerly(target, args, kwargs, f"{type(error).__name__} on symbolic sizes: {error}")
+            reason = f"{type(error).__name__} on symbolic sizes: {error}"
+            out = self.island(closed, *closed.operands, name=target.__name__, reason=reason)
         self._function_results.update(id(x) for x in pytree.tree_leaves(out) if isinstance(x, Tensor))
         return out
 
@@ -260,9 +283,8 @@ class Tracer(TorchFunctionMode):
 
     def count(self, tensor: Tensor) -> SymInt | int:
         """The value of an integer tensor with one element, 0 or more, as a symbolic size."""
-        return self.island(_carry_count, tensor, name="item", reason="an integer read from a tensor", pure=True).shape[
-            0
-        ]
+        reason = "an integer read from a tensor"
+        return self.island(_carry_count, tensor, name="item", reason=reason, pure=True).shape[0]
 
     def island(self, fn: Callable[..., Any], *args: Any, name: str, reason: str, pure: bool = False) -> Any:
         """Record that ``fn(*args)`` runs eagerly; the sizes of its results depend on data.
@@ -317,21 +339,13 @@ class Tracer(TorchFunctionMode):
                 return value.detach().requires_grad_()
         return value
 
-    def _eagerly(self, func: Any, args: Any, kwargs: Any, reason: str) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        where = [i for i, x in enumerate(leaves) if isinstance(x, (Tensor, SymInt))]
-
-        def call(*values: Any) -> Any:
-            filled = list(leaves)
-            for i, value in zip(where, values, strict=True):
-                filled[i] = value
-            call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
-            return func(*call_args, **call_kwargs)
-
-        values = [leaves[i] for i in where]
-        for i in where:
-            leaves[i] = None
-        out = self.island(call, *values, name=getattr(func, "__name__", "call"), reason=reason, pure=True)
+    def _eagerly(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record a torch call as an island; any change in place would be lost, so there must be none."""
+        closed = Closed(func, args, kwargs)
+        if closed.__name__.endswith("_"):
+            raise CaptureError(f"{closed.__name__} changes a tensor in place, in a way that depends on data")
+        reason = "the size of the result depends on data"
+        out = self.island(closed, *closed.operands, name=closed.__name__, reason=reason, pure=True)
         return tuple(out) if isinstance(out, list) else out
 
     def _bind(self, tensor: Tensor, node: fx.Node) -> None:
