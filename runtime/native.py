@@ -64,12 +64,12 @@ def pointer(tensor: Tensor, dtype: torch.dtype) -> int:
     Raises:
         KernelError: if the tensor is anything else.
     """
-    if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise KernelError(
-            f"a kernel needs a contiguous CPU tensor of {dtype} and got {tensor.dtype} on {tensor.device} "
-            f"with strides {tensor.stride()}: convert it first"
-        )
-    return tensor.data_ptr()
+    if tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous():
+        return tensor.data_ptr()
+    raise KernelError(
+        f"a kernel needs a contiguous CPU tensor of {dtype} and got {tensor.dtype} on {tensor.device} "
+        f"with strides {tensor.stride()}: convert it first"
+    )
 
 
 def isa() -> str:

@@ -38,8 +38,8 @@ def _qgemm(
         a, trans_a = a.t().contiguous(), False
     if bias is not None:
         bias = bias.float().contiguous()
-    out = torch.empty((m, n), dtype=dtype)
-    absmax = torch.empty((), dtype=torch.float32)
+    out = a.new_empty((m, n), dtype=dtype)
+    absmax = torch.empty_like(a_scale)
     native.run(
         "qgemm",
         pointer(a, torch.int8),

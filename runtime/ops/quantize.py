@@ -30,7 +30,7 @@ def _absmax(x: Tensor) -> Tensor:
     refuse_gradient("absmax", x)
     check_float("absmax", x.dtype)
     x = x.contiguous()
-    out = torch.empty((), dtype=torch.float32)
+    out = x.new_empty((), dtype=torch.float32)
     native.run("absmax", x.data_ptr(), x.dtype is torch.bfloat16, x.numel(), out.data_ptr())
     return out
 
@@ -49,8 +49,8 @@ def _quantize(
     if seed.numel() != 2:
         raise KernelError(f"gqc.quantize: seed has {seed.numel()} elements; it holds the step's number and the step")
     x = x.contiguous()
-    q = torch.empty(x.shape, dtype=torch.int8)
-    scale = torch.empty((), dtype=torch.float32)
+    q = torch.empty_like(x, dtype=torch.int8)
+    scale = x.new_empty((), dtype=torch.float32)
     native.run(
         "quantize",
         x.data_ptr(),
@@ -77,7 +77,7 @@ def _dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     refuse_gradient("dequantize", scale)
     check_float("dequantize", dtype)
     q = q.contiguous()
-    out = torch.empty(q.shape, dtype=dtype)
+    out = torch.empty_like(q, dtype=dtype)
     native.run(
         "dequantize",
         pointer(q, torch.int8),
