@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx as fx
-from torch import SymInt, Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.interp import sympy_interp
@@ -80,7 +80,7 @@ class Sizes:
         if expr.is_number:
             return float(expr)
         if expr not in self._nodes:
-            tracer = fx.proxy.GraphAppendingTracer(self._graph)
+            tracer = _SizeTracer(self._graph)
             env = {s: fx.Proxy(self._symbol(s), tracer) for s in expr.free_symbols}
             result = sympy_interp(OptimizedPythonReferenceAnalysis, env, expr)
             self._nodes[expr] = result.node if isinstance(result, fx.Proxy) else result
@@ -91,5 +91,21 @@ class Sizes:
             if symbol not in self.sources:
                 raise CaptureError(f"size {symbol} has no tensor from which it could be read")
             node, axis = self.sources[symbol]
-            self._nodes[symbol] = self._graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+            size = self._graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+            size.meta["val"] = node.meta["val"].shape[axis]
+            self._nodes[symbol] = size
         return self._nodes[symbol]
+
+
+class _SizeTracer(fx.proxy.GraphAppendingTracer):
+    """Appends size arithmetic to a graph, each node with its symbolic value."""
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Node:
+        node = super().create_node(kind, target, args, kwargs, *rest, **options)
+        node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **fx.map_arg(kwargs, lambda n: n.meta["val"]))
+        return node
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether a node is a size or size arithmetic."""
+    return isinstance(node.meta.get("val"), (int, float, SymInt, SymFloat, SymBool))

@@ -18,6 +18,7 @@ from gqc.capture.example import Example, storage_key
 from gqc.capture.islands import Island, StructureIsland
 from gqc.capture.memory import ByIdentity
 from gqc.capture.program import Program, is_argument_size
+from gqc.capture.sizes import is_size
 
 
 def hoist_structure(graph: fx.Graph, example: Example) -> None:
@@ -27,7 +28,7 @@ def hoist_structure(graph: fx.Graph, example: Example) -> None:
         return
     outside: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node not in structural or (_is_number(node) and any(user in outside for user in node.users)):
+        if node not in structural or (is_size(node) and any(user in outside for user in node.users)):
             outside.add(node)
     results = [n for n in structural if _is_computed_tensor(n) and any(user in outside for user in n.users)]
     if not results or _written_after_use(graph, results, outside, example):
@@ -106,11 +107,6 @@ def _touches(node: fx.Node, memory: set[int]) -> bool:
     return bool(memory) and any(
         isinstance(x, Tensor) and storage_key(x) in memory for x in pytree.tree_leaves(node.meta.get("val"))
     )
-
-
-def _is_number(node: fx.Node) -> bool:
-    """Size arithmetic, which is cheap enough to be done wherever it is needed."""
-    return node.op == "call_function" and "val" not in node.meta
 
 
 def _is_computed_tensor(node: fx.Node) -> bool:
