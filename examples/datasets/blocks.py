@@ -16,15 +16,15 @@ def blocks(
     exponent: float = 2.3,
     homophily: float = 0.65,
     width: int = 128,
-    noise: float = 4.0,
+    noise: float = 1.0,
     seed: int = 0,
 ) -> NodeData:
     """Degree-corrected stochastic block model (Karrer and Newman 2011) with Gaussian class features.
 
     Expected degrees follow the power law p(d) ~ d^-exponent, cut off at a tenth of the nodes. An edge joins two nodes
     of one class with probability ``homophily``, else two nodes of any class; its ends are drawn in proportion to
-    their expected degree. Features are x = mu[class] + noise * n with |mu| = 1 and |n| ~ 1, so that neighbours
-    are needed to tell the classes apart. Half of the nodes train, a quarter each validates and tests.
+    their expected degree. Features are x = mu[class] + noise * N(0, 1) with |mu| = 1: too noisy to tell the classes
+    apart without the neighbours. Half of the nodes train, a quarter each validates and tests.
 
     Args:
         nodes: N; the graph has about ``N * mean_degree`` directed edges (fewer where duplicates are dropped).
@@ -58,7 +58,7 @@ def blocks(
 
     means = rng.standard_normal((classes, width))
     means /= np.linalg.norm(means, axis=1, keepdims=True)
-    features = means[labels] + rng.standard_normal((nodes, width)) * (noise / np.sqrt(width))
+    features = means[labels] + noise * rng.standard_normal((nodes, width))
 
     part = torch.from_numpy(rng.permutation(nodes))
     return NodeData(
