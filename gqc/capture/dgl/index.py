@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -169,6 +169,12 @@ class TracedIndex:
         return rows, columns, relation[DST], relation[SRC]
 
     # ---- other structures
+
+    def island(self, fn: Callable[..., list[Tensor]], *args: Any, name: str, reason: str, pure: bool) -> list[Tensor]:
+        """Have ``fn`` run eagerly at each call; see :meth:`gqc.capture.tracer.Tracer.island`."""
+        with torch._C.DisableTorchFunction():
+            fakes: list[Tensor] = self.tracer.island(fn, *args, name=name, reason=reason, pure=pure)
+        return fakes
 
     def with_relations(self, relations: Sequence[Relation]) -> TracedIndex:
         """The same node types and sizes with other edges."""

@@ -73,9 +73,8 @@ def remove_self_loop(graph: dgl.DGLGraph, etype: Any = None) -> dgl.DGLGraph:
     index: TracedIndex = graph._graph
     etid = graph.get_etype_id(etype)
     relation = index.relations[etid]
-    *changed, kept = index.tracer.island(
-        _without_self_loops, *relation, name="remove_self_loop", reason="the number of edges that stay depends on data"
-    )
+    reason = "the number of edges that stay depends on data"
+    *changed, kept = index.island(_without_self_loops, *relation, name="remove_self_loop", reason=reason, pure=True)
     for tensor in changed[1:3] + changed[4:8]:
         torch._check(tensor.shape[0] == kept.shape[0])
     for old, new in ((relation[0], changed[0]), (relation[3], changed[3])):

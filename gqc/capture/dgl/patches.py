@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dgl
 import dgl.backend
 import dgl.core
-import dgl.heterograph
 import dgl.readout
 import dgl.transforms
 import dgl.view
@@ -113,7 +112,9 @@ Applies = Callable[[tuple[Any, ...]], bool]
 
 def _table() -> list[tuple[Any, str, Callable[..., Any], Applies]]:
     """Owner, attribute, replacement and the arguments to which it applies."""
+    # dgl.ops.edge_softmax and dgl.heterograph are functions under the names of their modules.
     spmm, sddmm, softmax = (importlib.import_module(f"dgl.ops.{name}") for name in ("spmm", "sddmm", "edge_softmax"))
+    heterograph = importlib.import_module("dgl.heterograph")
     graph = dgl.DGLGraph
     return [
         (spmm, "gspmm_internal", waist.gspmm, _first_is_traced_index),
@@ -128,7 +129,7 @@ def _table() -> list[tuple[Any, str, Callable[..., Any], Applies]]:
         (dgl.backend, "replace_inf_with_zero", replace_inf_with_zero, _first_is_reduced),
         (dgl.core, "invoke_edge_udf", edges.invoke_edge_udf, _first_is_traced_graph),
         (dgl.core, "invoke_udf_reduce", reduce.invoke_udf_reduce, _first_is_traced_graph),
-        (dgl.heterograph, "find_src_dst_ntypes", find_src_dst_ntypes, _second_is_metagraph),
+        (heterograph, "find_src_dst_ntypes", find_src_dst_ntypes, _second_is_metagraph),
         (dgl.readout, "_topk_on", segments.topk_on, _first_is_traced_graph),
         (dgl.view.HeteroNodeView, "__call__", nodes_of, _view_of_traced_graph),
         (graph, "in_degrees", in_degrees, _first_is_traced_graph),

@@ -75,7 +75,8 @@ def _reduce_eagerly(
 
     name = getattr(func, "__qualname__", type(func).__name__)
     arguments = relation[CSC_INDPTR], relation[CSC_EIDS], nodes, *given
-    fakes = index.tracer.island(run, *arguments, name=name, reason=f"{reason}, so nodes are reduced degree by degree")
+    reason = f"{reason}, so nodes are reduced degree by degree"
+    fakes = index.island(run, *arguments, name=name, reason=reason, pure=False)
     expected = nodes.shape[0]
     for fake in fakes:
         torch._check(fake.shape[0] == expected)
