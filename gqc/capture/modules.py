@@ -19,6 +19,7 @@ from gqc.errors import CaptureError
 
 _HIDDEN_FOLDERS = tuple(os.path.join(os.path.dirname(os.path.abspath(p.__file__)), "") for p in (torch, gqc))
 _CHECKED_TYPES = (int, float, bool, str, type(None), types.FunctionType, types.BuiltinFunctionType, Tensor)
+_CONSTANTS = (int, float, bool, str, type(None), torch.SymInt)
 _MODULE_FIELDS = frozenset(vars(nn.Module()))
 
 
@@ -52,11 +53,11 @@ class AttributeGuard:
 
 @dataclass(frozen=True)
 class AttributeWrite:
-    """A tensor that forward stores in a module attribute (``self.attention = alpha``)."""
+    """A tensor or constant that forward stores in a module attribute (``self.attention = alpha``)."""
 
     module: nn.Module
     name: str
-    value: Tensor
+    value: Any
 
 
 class ModuleWatch:
@@ -137,7 +138,7 @@ class ModuleWatch:
             self.reads[path, name] = AttributeGuard(path, fields, name, value)
 
     def collect_writes(self) -> list[AttributeWrite]:
-        """Undo what the traced forward did to module attributes and return the tensors that it stored in them.
+        """Undo what the traced forward did to module attributes and return what it stored in them.
 
         Raises:
             CaptureError: a replay could not do the same: forward counts in an attribute, or replaces a parameter.
@@ -150,8 +151,9 @@ class ModuleWatch:
                 if not isinstance(value, Tensor):
                     if name in before and _same(value, before[name]):
                         continue
-                    self._restore()
-                    raise CaptureError(f"forward changes the attribute '{name}'", module=path)
+                    if (path, name) in self.reads or not isinstance(value, _CONSTANTS):
+                        self._restore()
+                        raise CaptureError(f"forward changes the attribute '{name}'", module=path)
                 if (path, name) in self.reads and isinstance(before.get(name), Tensor):
                     self._restore()
                     raise CaptureError(f"forward reads and replaces the tensor '{name}'", module=path)

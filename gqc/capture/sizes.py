@@ -20,9 +20,14 @@ GENERIC_SIZE = 4099
 
 
 def dynamic_axes(tensor: Tensor) -> tuple[int, ...]:
-    """The axes of an argument that may change between calls: the last one of ``edge_index`` [2, E], else the first."""
+    """The axes of an argument that may change between calls.
+
+    The last one of ``edge_index`` [2, E], both of a square matrix (an adjacency matrix [N, N]), else the first.
+    """
     if tensor.dim() == 2 and tensor.shape[0] == 2 and not (tensor.is_floating_point() or tensor.is_complex()):
         return (1,)
+    if tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]:
+        return (0, 1)
     return (0,) if tensor.dim() else ()
 
 
