@@ -1,14 +1,16 @@
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 sys.path.insert(0, str(Path(__file__).parent))  # not there when pip runs this file
 from csrc.build import BuildNative, PlatformWheel, native_library
 
+FOLDERS = {"gqc": "gqc", "gqc.passes": "passes", "gqc.runtime": "runtime"}
+
 setup(
-    packages=["gqc", "gqc.capture", "gqc.passes", "gqc.runtime", "gqc.runtime.ops", "gqc.runtime.reference"],
-    package_dir={"gqc": "gqc", "gqc.passes": "passes", "gqc.runtime": "runtime"},
+    packages=[*FOLDERS, *(f"{name}.{sub}" for name, folder in FOLDERS.items() for sub in find_packages(folder))],
+    package_dir=FOLDERS,
     ext_modules=[native_library],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

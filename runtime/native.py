@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -106,11 +107,19 @@ def _bind(name: str) -> Callable[..., bytes | None]:
     return function
 
 
+def _library_path() -> Path:
+    """The library beside this file or, in a checkout where none was built, that of the installed gqc."""
+    if _LIBRARY.exists():
+        return _LIBRARY
+    installed = [Path(d.locate_file(f"gqc/runtime/{_LIBRARY.name}")) for d in metadata.distributions(name="gqc")]
+    return next((path for path in installed if path.exists()), _LIBRARY)
+
+
 @cache
 def _library() -> ctypes.CDLL:
     # torch is imported above, so its OpenMP runtime is there first and the library shares its threads.
     try:
-        library = ctypes.CDLL(str(_LIBRARY))
+        library = ctypes.CDLL(str(_library_path()))
     except OSError as error:
         raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
     library.gqc_isas.restype = ctypes.c_char_p
