@@ -143,7 +143,7 @@ class CompileState:
         try:
             if self.num_variants >= MAX_VARIANTS:
                 raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
-            variant = Variant.build(self.model, capture(self.model, args, kwargs), call, self.policy, self.seed, why)
+            variant = Variant.build(self.model, capture(self.model, args, kwargs), self.policy, self.seed, why)
         except CaptureError as error:
             return self._fall_back(key, error, args, kwargs)
         self.variants.setdefault(key, []).append(variant)

@@ -14,7 +14,7 @@ from gqc.compile import Fallback, state_of
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.report import FOUND, KEPT, QUANTIZED, REPLACED, SHARED, Decision, Report
 from gqc.passes.saved_values import SavedTensor
-from gqc.variant import CompiledStage, IslandStep, StructuralStep, Variant
+from gqc.variant import CompiledStage, IslandStep, Variant
 
 _STYLES = {QUANTIZED: None, KEPT: "dim"}
 
@@ -127,13 +127,12 @@ def explain(model: nn.Module) -> Explanation:
 
 
 def _explain_variant(variant: Variant) -> VariantExplanation:
-    parts = tuple(_explain_step(step) for step in variant.steps if not isinstance(step, StructuralStep))
-    return VariantExplanation(variant.why, parts)
+    return VariantExplanation(variant.why, tuple(_explain_step(step) for step in variant.steps))
 
 
 def _explain_step(step: CompiledStage | IslandStep) -> StageExplanation | IslandExplanation:
     if isinstance(step, IslandStep):
-        return IslandExplanation(step.island.name, step.island.reason)
+        return IslandExplanation(step.call.island.name, step.call.island.reason)
     return StageExplanation(tuple(step.reports), tuple(step.saved))
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx
 
 from gqc.capture.islands import Island
-from gqc.structural import structural_nodes
 
 SIZE_OF = torch.ops.aten.sym_size.int
 
@@ -39,36 +38,26 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class EagerStep:
-    """A part that runs eagerly: an island, or what depends on the graph structure alone.
+class IslandCall:
+    """An island between two stages; ``graph`` calls it eagerly.
 
     Attributes:
-        graph: its calls.
-        island: the island that it is, ``None`` for the structural part.
+        island: what runs.
+        graph: its placeholders and outputs are flat.
         reads, writes: names of the values that it takes and gives.
     """
 
+    island: Island
     graph: fx.GraphModule
-    island: Island | None
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
 
-def cut(captured: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Stage | EagerStep]:
-    """Cut a captured graph around its islands; a graph without islands is one stage.
-
-    Args:
-        captured: the graph.
-        inputs: the real tensors of the call that it was captured on.
-
-    Returns:
-        The parts in running order, the structural part first if there is one.
-    """
-    structural = structural_nodes(captured, inputs)
-    hoisted = set(structural)
+def cut(captured: fx.GraphModule) -> list[Stage | IslandCall]:
+    """Cut a captured graph around its islands, in running order; a graph without islands is one stage."""
     runs: list[list[fx.Node]] = [[]]
     for node in captured.graph.nodes:
-        if node.op in ("placeholder", "output", "get_attr") or node in hoisted:
+        if node.op in ("placeholder", "output", "get_attr"):
             continue
         if isinstance(node.target, Island):
             runs += [[node], []]
@@ -77,16 +66,15 @@ def cut(captured: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Stage | Eage
         else:
             runs[-1].append(node)
     outputs = captured.graph.output_node().all_input_nodes
-    steps: list[Stage | EagerStep] = []
-    for run in (structural, *runs):
+    steps: list[Stage | IslandCall] = []
+    for run in runs:
         inside = set(run)
         writes = [n for n in run if n in outputs or (not _is_size(n) and any(u not in inside for u in _readers(n)))]
-        if not writes and not any(n.is_impure() for n in run):
+        if not writes and not any(n.meta.get("writes") for n in run):
             continue
         graph, sources = _extract(captured, run, writes)
-        if run is structural or isinstance(run[0].target, Island):
-            island = run[0].target if run is not structural else None
-            steps.append(EagerStep(graph, island, _names(sources), _names(writes)))  # type: ignore[arg-type]
+        if isinstance(run[0].target, Island):
+            steps.append(IslandCall(run[0].target, graph, _names(sources), _names(writes)))
         else:
             steps.append(Stage(graph, tuple(_fake(n) for n in sources), _names(sources), _names(writes)))
     return steps

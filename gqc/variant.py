@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from gqc.capture import Call, Captured, Island, calling
-from gqc.capture.guards import ByIdentity
+from gqc.capture import Call, Captured, calling
 from gqc.errors import CaptureError, GqcError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
@@ -20,7 +19,7 @@ from gqc.passes.partition import SavedTensor, partition
 from gqc.passes.report import Report
 from gqc.policy import Policy
 from gqc.seed import SeedSource
-from gqc.stages import EagerStep, Stage, cut
+from gqc.stages import IslandCall, Stage, cut
 
 Slot = tuple[dict[str, Any], str]
 
@@ -57,27 +56,11 @@ class CompiledStage:
 class IslandStep:
     """An eager island between two compiled stages."""
 
-    call: EagerStep
-    island: Island
+    call: IslandCall
 
     def __call__(self, values: dict[str, Any]) -> None:
         results = self.call.graph(*[values[name] for name in self.call.reads])
         values.update(zip(self.call.writes, results, strict=True))
-
-
-@dataclass(frozen=True)
-class StructuralStep:
-    """What depends on the graph structure alone: computed once a structure, not once a call."""
-
-    call: EagerStep
-    results: ByIdentity
-
-    @classmethod
-    def of(cls, call: EagerStep) -> StructuralStep:
-        return cls(call, ByIdentity(torch.no_grad()(call.graph.forward)))
-
-    def __call__(self, values: dict[str, Any]) -> None:
-        values.update(zip(self.call.writes, self.results(*[values[name] for name in self.call.reads]), strict=True))
 
 
 @dataclass(frozen=True)
@@ -93,21 +76,18 @@ class Variant:
     """
 
     captured: Captured
-    steps: tuple[CompiledStage | IslandStep | StructuralStep, ...]
+    steps: tuple[CompiledStage | IslandStep, ...]
     names: tuple[str, ...]
     results: tuple[str, ...]
     why: str
 
     @classmethod
-    def build(
-        cls, model: nn.Module, captured: Captured, call: Call, policy: Policy, seed: SeedSource, why: str
-    ) -> Variant:
+    def build(cls, model: nn.Module, captured: Captured, policy: Policy, seed: SeedSource, why: str) -> Variant:
         """Cut, differentiate, rewrite and partition a capture.
 
         Args:
             model: the eager model, whose parameters and buffers are read at each call.
-            captured: what its forward did on ``call``.
-            call: the first call of this kind.
+            captured: what its forward did on the first call of this kind.
             policy: how to quantize.
             seed: source of the seeds of stochastic rounding.
             why: why this variant was compiled, for :func:`gqc.explain`.
@@ -116,8 +96,10 @@ class Variant:
             CaptureError: AOTAutograd cannot differentiate what was captured.
         """
         with _tracing_modes():
-            parts = cut(captured.graph, call.flat)
-            steps = tuple(_step(model, captured, part, policy, seed) for part in parts)
+            steps = tuple(
+                IslandStep(part) if isinstance(part, IslandCall) else _compile(model, captured, part, policy, seed)
+                for part in cut(captured.graph)
+            )
         captured.guards.update()
         graph = captured.graph.graph
         names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
@@ -145,14 +127,6 @@ def _tracing_modes() -> Iterator[None]:
     grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False):
         yield
-
-
-def _step(
-    model: nn.Module, captured: Captured, part: Stage | EagerStep, policy: Policy, seed: SeedSource
-) -> CompiledStage | IslandStep | StructuralStep:
-    if isinstance(part, Stage):
-        return _compile(model, captured, part, policy, seed)
-    return IslandStep(part, part.island) if part.island is not None else StructuralStep.of(part)
 
 
 def _compile(model: nn.Module, captured: Captured, stage: Stage, policy: Policy, seed: SeedSource) -> CompiledStage:

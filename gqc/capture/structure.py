@@ -22,10 +22,8 @@ from gqc.capture.sizes import is_size
 
 
 def hoist_structure(graph: fx.Graph, example: Example) -> None:
-    """Move structure into an island behind the placeholders, if any of it has a data-dependent size."""
+    """Move structure into an island behind the placeholders."""
     structural = _structural_nodes(graph, example)
-    if not any(isinstance(node.target, Island) for node in structural):
-        return
     outside: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node not in structural or (is_size(node) and any(user in outside for user in node.users)):
