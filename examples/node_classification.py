@@ -107,12 +107,14 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--seeds", type=int, default=10)
     out.add_argument("--epochs", type=int, default=200)
     out.add_argument("--hidden", type=int, help="width of the hidden layer (a head's width for gat)")
+    out.add_argument("--threads", type=int, default=torch.get_num_threads())
     out.add_argument("--json", type=Path, help="write the numbers to this file too")
     return out
 
 
 def main() -> None:
     args = parser().parse_args()
+    torch.set_num_threads(args.threads)
     result = run(args, Console())
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
