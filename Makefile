@@ -9,9 +9,10 @@ DATA_ROOT ?=
 DEMO   ?=
 PYTEST ?=
 
-bin     := $(VENV)/bin
-ready   := $(VENV)/ready
-native  := setup.py $(shell find csrc -type f)
+bin       := $(VENV)/bin
+packages  := $(VENV)/packages
+library   := runtime/libgqc_cpu.so
+ready     := $(packages) $(library)
 with_data := $(if $(DATA_ROOT),--data-root $(DATA_ROOT))
 
 .PHONY: demo test lint format nightly accuracy clean
@@ -51,6 +52,11 @@ $(VENV)/torch: | $(VENV)/bin/python
 	$(bin)/python -m pip install -q $(TORCH)
 	touch $@
 
-$(ready): pyproject.toml constraints.txt $(native) $(VENV)/torch
+$(packages): pyproject.toml constraints.txt setup.py $(VENV)/torch
 	$(bin)/python -m pip install -q -c constraints.txt -e '.[dgl,pyg,dev]'
+	touch $@
+
+# The installation above has built the library; after a change in csrc/ only what changed is compiled again.
+$(library): $(shell find csrc -type f) | $(packages)
+	$(bin)/python setup.py -q build_ext --inplace
 	touch $@

@@ -126,6 +126,7 @@ def test_installed_sdist_trains(sdist: Path, tmp_path: Path) -> None:
     assert environment.folder in environment.train(tmp_path).parents
 
 
+@pytest.mark.slow  # compiles a third time; the environment of `make test` is an editable install itself
 def test_editable_install_trains(checkout: Path, tmp_path: Path) -> None:
     source = shutil.copytree(checkout, tmp_path / "source")
     environment = Environment(tmp_path / "venv")
