@@ -105,6 +105,11 @@ def _stack(data: Any, dtype: torch.dtype) -> Tensor:
 def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Read a mask as the indices of its true elements, and slice ends as sizes, so that only this depends on data."""
     tensor, index, *value = args
+    if value and _is_mask(index) and _is_scalar(value[0]):
+        with tracer:
+            mask = index.reshape(index.shape + (1,) * (tensor.dim() - index.dim()))
+            tensor.masked_fill_(mask, value[0])
+        return None
     parts = index if isinstance(index, tuple) else (index,)
     if not any(_is_mask(part) or isinstance(part, slice) for part in parts):
         return tracer.record(func, args, kwargs)
@@ -119,6 +124,10 @@ def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
             else:
                 expanded.append(part)
     return tracer.record(func, (tensor, tuple(expanded), *value), kwargs)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (int, float, bool)) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
 def _is_mask(index: Any) -> bool:
@@ -181,6 +190,20 @@ def _set(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
 @_for(Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 def _backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
     raise CaptureError("forward computes gradients itself")
+
+
+@_for(
+    torch.sparse_coo_tensor,
+    torch.sparse_csr_tensor,
+    torch.sparse_csc_tensor,
+    torch.sparse_compressed_tensor,
+    Tensor.to_sparse,
+    Tensor.to_sparse_csr,
+    Tensor.to_sparse_csc,
+    Tensor.to_sparse_coo,
+)
+def _sparse(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
+    raise CaptureError("a sparse tensor is made inside forward; gather and scatter with edge_index instead")
 
 
 @_for(Tensor.numpy, Tensor.__array__)

@@ -26,7 +26,7 @@ from gqc.capture.sizes import Sizes, dynamic_axes
 from gqc.errors import CaptureError
 
 _OPERATORS = {
-    f"__{name.rstrip('_')}__": getattr(operator, name)
+    getattr(Tensor, f"__{name.rstrip('_')}__"): getattr(operator, name)
     for name in [
         "add",
         "sub",
@@ -99,6 +99,7 @@ class Tracer(TorchFunctionMode):
         self.graph = fx.Graph()
         self.sizes = Sizes(self.graph)
         self.fake_mode = FakeTensorMode(shape_env=self.sizes.env, allow_non_fake_inputs=True)
+        self.fake_mode.cache_enabled = False  # filling the cache costs more than its hits save
         self.example = Example()
         self.guards: list[ValueGuard] = []
         self.constants: dict[str, Tensor] = {}
@@ -163,11 +164,12 @@ class Tracer(TorchFunctionMode):
         grad-mode switches.
         """
         if id(tensor) not in self._nodes:
-            if isinstance(tensor, FakeTensor):
+            if isinstance(tensor, FakeTensor) and tensor.constant is None:
                 raise CaptureError(
                     "a tensor was made by code that torch does not show to the tracer (such as TorchScript)"
                 )
-            tensor = self._leaf(tensor)
+            # torch.Tensor([1.0]) is not shown either, but torch keeps the values beside the fake tensor.
+            tensor = self._leaf(tensor.constant if isinstance(tensor, FakeTensor) else tensor)
         if isinstance(tensor.grad_fn, BackwardCFunction) and id(tensor) not in self._function_results:
             raise CaptureError(
                 "an autograd.Function is called through an alias of its apply; call Function.apply itself"
@@ -229,12 +231,10 @@ class Tracer(TorchFunctionMode):
         if torch.is_autocast_enabled("cpu"):
             target = AutocastCall(func, name, "cpu", torch.get_autocast_dtype("cpu"))
             node = self.graph.call_function(target, args, kwargs)
+        elif func in _OPERATORS:
+            node = self.graph.call_function(_OPERATORS[func], args, kwargs)
         elif getattr(torch.Tensor, name, None) is func:
-            operation = _OPERATORS.get(name)
-            if operation is None:
-                node = self.graph.call_method(name, args, kwargs)
-            else:
-                node = self.graph.call_function(operation, args, kwargs)
+            node = self.graph.call_method(name, args, kwargs)
         else:
             node = self.graph.call_function(func, args, kwargs)
         self._name_node(node)
