@@ -145,6 +145,8 @@ def _export(graph: fx.GraphModule, fakes: Sequence[Any]) -> JointGraph | None:
     if not all(isinstance(d, descriptors.PlainAOTOutput) for d in forward) or _aliases(exported):
         return None
     placeholders = [_meaning(node) for node in module.graph.find_nodes(op="placeholder")]
+    for placeholder in placeholders:
+        _name(placeholder)
     training = any(p.kind == TANGENT for p in placeholders)
     gradient_of = [p.node for p in placeholders if p.kind != TANGENT] if training else []
     if len(described) - len(forward) != len(gradient_of):
@@ -172,6 +174,13 @@ def _meaning(node: fx.Node) -> Placeholder:
     raise GqcError(
         f"torch {torch.__version__} describes input {node.name} of the joint graph as {desc}, unknown to gqc"
     )
+
+
+def _name(placeholder: Placeholder) -> None:
+    """Name a placeholder after its meaning, for those who read the graph or a report."""
+    meaning = placeholder.name.replace(".", "_") or f"{placeholder.kind}_{placeholder.index}"
+    placeholder.node._rename(meaning)
+    placeholder.node.target = placeholder.node.name
 
 
 def _with_cloned_outputs(graph: fx.GraphModule) -> fx.GraphModule:

@@ -6,6 +6,7 @@ then splits the graph into the two halves that run.
 """
 
 from gqc.joint import JointGraph
+from gqc.passes.copy_updated import copy_updated
 from gqc.passes.find_primitives import find_primitives
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
@@ -14,15 +15,26 @@ from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.report import Decision, Report
 from gqc.passes.save_masks import save_masks
 from gqc.passes.share_quantized import share_quantized
+from gqc.passes.simplify import simplify
 from gqc.passes.verify import verify, verify_decided
 from gqc.policy import Policy
 
-PIPELINE = (find_primitives, measure_saved, keep_full_precision, quantize_operands, share_quantized, save_masks)
+PIPELINE = (
+    simplify,
+    copy_updated,
+    find_primitives,
+    measure_saved,
+    keep_full_precision,
+    quantize_operands,
+    share_quantized,
+    save_masks,
+)
 
 __all__ = [
     "PIPELINE",
     "Decision",
     "Report",
+    "copy_updated",
     "find_primitives",
     "keep_full_precision",
     "measure_saved",
@@ -31,6 +43,7 @@ __all__ = [
     "run",
     "save_masks",
     "share_quantized",
+    "simplify",
     "verify",
 ]
 

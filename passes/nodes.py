@@ -85,10 +85,20 @@ def example_numel(value: Tensor) -> int:
     return count
 
 
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws from a generator, so that running it twice gives two results."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def mutates(node: fx.Node) -> bool:
     """Whether running the node has an effect besides its result."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and (schema.is_mutable or not schema.returns)
+
+
+def is_updated(node: fx.Node) -> bool:
+    """Whether the graph updates the node's tensor in place."""
+    return any(mutates(user) and user.args[0] is node for user in node.users)
 
 
 def source(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from gqc.joint import TANGENT, JointGraph
-from gqc.passes.nodes import BACKWARD, aten, first_call, half, is_size, mutates
+from gqc.passes.nodes import mutates
 from gqc.passes.saved_values import SavedTensor, choose_saved, describe, tangent_dependent
 
 
@@ -33,15 +33,13 @@ def partition(joint: JointGraph) -> Halves:
     """Split a joint graph where the fewest bytes cross, computing nothing expensive or random twice.
 
     Requires: the output of the last pass.
-    Does: see :func:`gqc.passes.saved_values.choose_saved`. In-place updates of buffers run in the forward; a buffer
-        that the backward reads as it was before is copied first.
+    Does: see :func:`gqc.passes.saved_values.choose_saved`. In-place updates of buffers run in the forward.
     Ensures: the halves together compute what the joint graph computes.
     """
-    _copy_updated(joint)
+    late = tangent_dependent(joint)
     primals = [p.node for p in joint.placeholders if p.kind != TANGENT]
     saved = choose_saved(joint)
     tangents = [p.node for p in joint.placeholders if p.kind == TANGENT]
-    late = tangent_dependent(joint)
     updates = [n for n in joint.graph.nodes if mutates(n)]
     forward = _extract(joint, primals, [*joint.forward_outputs, *saved], [n for n in updates if n not in late])
     backward = None
@@ -50,19 +48,6 @@ def partition(joint: JointGraph) -> Halves:
         updates = [n for n in updates if n in late]
         backward = _extract(joint, [*saved, *tangents], [of.get(p) for p in primals], updates)
     return Halves(forward, backward, [describe(n) for n in saved])
-
-
-def _copy_updated(joint: JointGraph) -> None:
-    """Give the backward a copy of each buffer that the forward updates in place and the backward reads unchanged."""
-    for placeholder in joint.placeholders:
-        buffer = placeholder.node
-        readers = [u for u in buffer.users if half(u) == BACKWARD and not is_size(u)]
-        if readers and any(mutates(u) and u.args[0] is buffer for u in buffer.users):
-            with joint.graph.inserting_before(first_call(joint.graph)):
-                copy = joint.graph.call_function(aten.clone.default, (buffer,))
-            copy.meta.update(val=buffer.meta["val"], partitioner_tag="is_forward")
-            for reader in readers:
-                reader.replace_input_with(buffer, copy)
 
 
 def _extract(

@@ -36,7 +36,6 @@ KINDS = {
 }
 
 _FACTORS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.linear.default: (0, 1)}
-_TRANSPOSES = {aten.t.default: (), aten.transpose.int: ((0, 1), (1, 0), (-2, -1), (-1, -2))}
 
 
 @dataclass(frozen=True)
@@ -85,17 +84,18 @@ def factors(node: fx.Node) -> tuple[Factor, Factor]:
 
 def _factor(node: fx.Node) -> Factor:
     transposed = False
-    while node.op == "call_function":
-        if node.target in IDENTITIES:
-            pass
-        elif node.target is aten.t.default or (
-            node.target in _TRANSPOSES and tuple(node.args[1:3]) in _TRANSPOSES[node.target]  # type: ignore[index]
-        ):
-            transposed = not transposed
-        else:
-            break
+    while node.op == "call_function" and (node.target in IDENTITIES or _is_transpose(node)):
+        transposed ^= node.target not in IDENTITIES
         node = node.args[0]  # type: ignore[assignment]
     return Factor(node, transposed)
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    if node.target is aten.permute.default:
+        return [axis % 2 for axis in node.args[1]] == [1, 0]  # type: ignore[union-attr]
+    if node.target is aten.transpose.int:
+        return sorted(axis % 2 for axis in node.args[1:]) == [0, 1]  # type: ignore[operator]
+    return node.target is aten.t.default
 
 
 def form(node: fx.Node) -> str:

@@ -58,7 +58,7 @@ class Quantizer:
     count: int = 0
 
     def __call__(self, x: fx.Node, like: fx.Node) -> tuple[fx.Node, fx.Node]:
-        """Quantize ``x`` at the graph's insertion point; returns the int8 values in the shape of ``x``, and the scale."""
+        """Quantize ``x`` at the graph's insertion point; returns the int8 values, shaped as ``x``, and the scale."""
         stochastic = self.policy.rounding == "stochastic"
         values, path = source(x)
         arguments = (values, _absmax_of(values), self.joint.seed(), self.count, self.policy.bits, stochastic)

@@ -1,55 +1,61 @@
-"""Let the backward of ReLU read a mask instead of a float tensor."""
+"""Let the backward of an activation read a mask instead of a float tensor."""
 
 from __future__ import annotations
 
 from torch import fx
+from torch._ops import OpOverload
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import (
-    BACKWARD,
-    IDENTITIES,
-    RESHAPES,
-    aten,
-    call,
-    drop_unused,
-    half,
-    is_size,
-    origin,
-    replay,
-    source,
-)
+from gqc.passes.nodes import BACKWARD, IDENTITIES, RESHAPES, aten, call, drop_unused, half, is_size, origin, source
 from gqc.passes.report import REPLACED, Decision, Report
 from gqc.policy import Policy
 
-RELU_BACKWARD = aten.threshold_backward.default
-
 
 def save_masks(joint: JointGraph, policy: Policy) -> Report:
-    """Replace the ReLU output that a ReLU backward reads by where it is zero: 1 byte an element instead of 4.
+    """Replace the float tensor that a ReLU's backward reads by where it is positive: 1 byte an element instead of 4.
 
     Requires: :func:`share_quantized`, after which GEMM and SPMM no longer read the float tensor in the backward.
-    Does: turns ``threshold_backward(grad, x, t)`` into ``where(x <= t, 0, grad)`` if nothing else in the backward
-        reads the values of ``x``. (The int8 copy of ``x`` would not do: rounding makes zeros of small values.)
+    Does: rewrites the backward of ReLU and leaky ReLU to choose by a mask, if nothing else in the backward reads the
+        values that the mask is made from. (Their int8 copy would not do: rounding makes zeros of small values.)
     Ensures: the same gradient, bit for bit.
     """
     report = Report("save_masks")
-    for node in joint.graph.find_nodes(op="call_function", target=RELU_BACKWARD, sort=True):
-        gradient, result, threshold = node.args
-        values, path = source(result)
-        if half(values) == BACKWARD or any(u is not node for u in _backward_readers(values)):
+    for node in list(joint.graph.nodes):
+        if node.target not in _MASKED:
             continue
-        with joint.graph.inserting_after(values):
-            mask = call(aten.le.Scalar, (values, threshold), node, f"{values.name}_mask")
-        with joint.graph.inserting_before(node):
-            for step in path:
-                mask = replay(step, mask, f"{step.name}_mask")
-            masked = call(aten.where.ScalarSelf, (mask, 0.0, gradient), node, f"{node.name}_masked")
+        values, reshapes = source(node.args[1])
+        if reshapes or half(values) == BACKWARD or any(u is not node for u in _backward_readers(values)):
+            continue
+        masked = _MASKED[node.target](node, values)
         node.replace_all_uses_with(masked)
         joint.graph.erase_node(node)
-        reason = f"the backward reads where {values.name} is zero, not its values"
-        report.decisions.append(Decision(node.name, origin(node).module, "relu", BACKWARD, REPLACED, reason))
+        reason = f"the backward reads the sign of {values.name}, not its values"
+        report.decisions.append(Decision(node.name, origin(node).module, "activation", BACKWARD, REPLACED, reason))
     drop_unused(joint.graph)
     return report
+
+
+def _relu(node: fx.Node, values: fx.Node) -> fx.Node:
+    gradient, _, threshold = node.args
+    mask = _mask(aten.le.Scalar, node, values, threshold)
+    with node.graph.inserting_before(node):
+        return call(aten.where.ScalarSelf, (mask, 0.0, gradient), node, f"{node.name}_masked")
+
+
+def _leaky_relu(node: fx.Node, values: fx.Node) -> fx.Node:
+    gradient, _, slope, _ = node.args
+    mask = _mask(aten.gt.Scalar, node, values, 0)
+    with node.graph.inserting_before(node):
+        scaled = call(aten.mul.Tensor, (gradient, slope), node, f"{node.name}_scaled")
+        return call(aten.where.self, (mask, gradient, scaled), node, f"{node.name}_masked")
+
+
+def _mask(compare: OpOverload, node: fx.Node, values: fx.Node, threshold: object) -> fx.Node:
+    with node.graph.inserting_after(values):
+        return call(compare, (values, threshold), node, f"{values.name}_mask")
+
+
+_MASKED = {aten.threshold_backward.default: _relu, aten.leaky_relu_backward.default: _leaky_relu}
 
 
 def _backward_readers(values: fx.Node) -> list[fx.Node]:

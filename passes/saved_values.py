@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from gqc.joint import TANGENT, JointGraph
-from gqc.passes.nodes import RESHAPES, aten, example, example_numel, is_size, mutates
+from gqc.passes.nodes import RESHAPES, aten, example, example_numel, is_random, is_size, is_updated, mutates
 from gqc.passes.primitive import ops
 
 REPEATED = RESHAPES | {
@@ -84,7 +84,7 @@ def choose_saved(joint: JointGraph) -> list[fx.Node]:
         computed, known = (node, "computed"), (node, "known")
         flow.add_edge(computed, known, **_capacity(node))
         repeated = _is_repeated(node)
-        if node.op == "placeholder" or (node in needed and not repeated) or _is_random(node):
+        if node.op == "placeholder" or (node in needed and not repeated) or is_random(node):
             flow.add_edge("source", computed)
         if node in gradients:
             flow.add_edge(known, "sink")
@@ -124,15 +124,15 @@ def _is_repeated(node: fx.Node) -> bool:
     return node.target in REPEATED or is_size(node)
 
 
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
 def _capacity(node: fx.Node) -> dict[str, int]:
-    """The cost of saving a node; unlimited for one with several results, which are saved one by one."""
+    """The cost of saving a node.
+
+    It is unlimited for a node with several results, which are saved one by one, and for a buffer that is updated in
+    place, which the backward would find changed.
+    """
     value = node.meta.get("val")
     if node.op == "placeholder":
-        return {"capacity": _HELD_BYTES}
+        return {} if is_updated(node) else {"capacity": _HELD_BYTES}
     if isinstance(value, Tensor):
         # One byte more for a view: of a tensor and its view, the tensor is saved.
         return {"capacity": example_numel(value) * value.dtype.itemsize + (node.target in REPEATED)}

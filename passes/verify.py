@@ -12,6 +12,7 @@ from gqc.joint import PARAMETER, TANGENT, JointGraph
 from gqc.passes.nodes import mutates, source
 from gqc.passes.primitive import KINDS, mark, ops
 
+_BEFORE_FINDING = ("simplify", "copy_updated")
 _INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default)
 
 
@@ -19,8 +20,8 @@ def verify(joint: JointGraph, after: str) -> None:
     """Check a joint graph after a pass.
 
     - The graph is well-formed, every node is used after it is defined and has a fake value.
-    - Every primitive is marked. An op that takes its place reads int8 operands, each with a float32 scale of no
-      dimensions.
+    - After :func:`find_primitives` every primitive is marked. An int8 form reads int8 operands, each with a float32
+      scale of no dimensions.
     - No int8 copy of a parameter leaves the step as a result or through an in-place update.
     - Nothing that the forward returns depends on a gradient.
 
@@ -39,12 +40,13 @@ def verify(joint: JointGraph, after: str) -> None:
         joint.graph.lint()
     except RuntimeError as error:
         raise PassError(f"pass {after} left a malformed graph: {error}") from error
+    found = after not in _BEFORE_FINDING
     for node in joint.graph.nodes:
         if node.op == "output":
             continue
         if node.op != "get_attr" and "val" not in node.meta and not mutates(node):
             fail(node, "it has no fake value")
-        if (node.target in KINDS or node.target in _INT8_FORMS) and mark(node) is None:
+        if found and (node.target in KINDS or node.target in _INT8_FORMS) and mark(node) is None:
             fail(node, "a primitive without a mark")
         if node.target in _INT8_FORMS:
             for wrong in _wrong_operands(node):

@@ -14,6 +14,7 @@ import gqc  # noqa: F401  makes DGL importable for the tests that use it
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data-root", type=Path, help="folder of public data sets; tests that read it skip without")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
     parser.addoption("--seed", type=int, help="repeat a run's random data (default: a new seed, printed on top)")
 
 
