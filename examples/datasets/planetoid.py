@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ VALIDATION_NODES = 500
 
 def planetoid(name: str, root: Path) -> NodeData:
     """Read ``root/Planetoid/<Name>/raw/ind.<name>.*`` with its public split and row-normalised features.
-
-    The files are pickles: read only those whose source you trust.
 
     Raises:
         FileNotFoundError: a file is missing; the message names it.
@@ -55,9 +54,29 @@ def planetoid(name: str, root: Path) -> NodeData:
     )
 
 
+# What the pickled files ask for, by its name; the modules have moved since they were written.
+_BUILDS = {
+    "_reconstruct": np.empty(0).__reduce__()[0],
+    "csr_matrix": scipy.sparse.csr_matrix,
+    "defaultdict": defaultdict,
+    "dtype": np.dtype,
+    "list": list,
+    "ndarray": np.ndarray,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds arrays, CSR matrices and dictionaries of lists, and no more."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _BUILDS:
+            raise pickle.UnpicklingError(f"not a Planetoid file: it asks for {module}.{name}")
+        return _BUILDS[name]
+
+
 def _unpickle(path: Path) -> Any:
     with path.open("rb") as file:
-        return pickle.load(file, encoding="latin1")  # written by Python 2
+        return _Unpickler(file, encoding="latin1").load()  # written by Python 2
 
 
 def _row_normalised(features: scipy.sparse.spmatrix) -> np.ndarray:
