@@ -1,23 +1,18 @@
-"""The relation tensors of a DGLGraph and what is derived from them, kept as long as the graph's structure lives."""
+"""The relation tensors of a DGLGraph, computed once and kept as long as its structure lives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from gqc.runtime.relation import DST, SRC, from_edges, num_dst, num_src
+from gqc.runtime.relation import from_edges
 
 if TYPE_CHECKING:
     from dgl import DGLGraph
 
 _KEY = "gqc_relations"
-
-# By the tensor of source ends: what was computed from the relation, with the versions of both ends.
-_derived: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def relations(graph: DGLGraph) -> list[list[Tensor]]:
@@ -62,33 +57,3 @@ def _with_eids(compressed: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
     if eids.shape[0] != indices.shape[0]:  # DGL leaves them out where they are 0, 1, 2, ...
         eids = torch.arange(indices.shape[0], dtype=indices.dtype, device=indices.device)
     return [indptr.contiguous(), indices.contiguous(), eids.contiguous()]
-
-
-def remembered(name: str, relation: Sequence[Tensor], compute: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """``compute()``, run once for as long as the relation's tensors live and are not written to.
-
-    Args:
-        name: tells apart what is computed from one relation.
-        relation: what the result depends on; the result must not share memory with it.
-        compute: gives the tensors.
-    """
-    src, dst = relation[SRC], relation[DST]
-    if src.is_inference() or dst.is_inference():  # they count no versions
-        return compute()
-    stamp = (src._version, id(dst), dst._version)
-    known = _derived.setdefault(src, {})
-    if known.get(name, (None,))[0] != stamp:
-        with torch.inference_mode(False):  # or the result could not be used in training later
-            known[name] = (stamp, compute())
-    return list(known[name][1])
-
-
-def without_self_loops(relation: Sequence[Tensor]) -> list[Tensor]:
-    """The relation without edges from a node to itself, then the ids of the edges that stay; remembered."""
-
-    def compute() -> list[Tensor]:
-        kept = (relation[SRC] != relation[DST]).nonzero().flatten()
-        ends = relation[SRC][kept], relation[DST][kept]
-        return [*from_edges(*ends, num_src(relation), num_dst(relation)), kept.to(relation[SRC].dtype)]
-
-    return remembered("self loops removed", relation, compute)

@@ -333,11 +333,12 @@ class Tracer(TorchFunctionMode):
         return self._empty(shape, real)
 
     def _real_operand(self, operand: Any, arg: Any) -> Any:
+        """A copy, because an island runs again in the call that follows and may write to its operands."""
         value = self.example.value(operand)
-        if isinstance(arg, Tensor) and arg.requires_grad and torch.is_grad_enabled():
-            with real_tensors():
-                return value.detach().requires_grad_()
-        return value
+        if not isinstance(value, Tensor):
+            return value
+        with real_tensors():
+            return value.detach().clone().requires_grad_(arg.requires_grad and torch.is_grad_enabled())
 
     def _eagerly(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record a torch call as an island; any change in place would be lost, so there must be none."""

@@ -1,5 +1,29 @@
 """Importing this package registers every ``torch.ops.gqc`` operator, one family a module."""
 
-from gqc.runtime.ops import dropout, gemm, quantize, sddmm, segment_mm, spmm
+from gqc.runtime.ops import (
+    dropout,
+    edge_softmax,
+    gemm,
+    qsddmm,
+    qspmm,
+    quantize,
+    sddmm,
+    segment_mm,
+    spmm,
+    spmm_cmp,
+    structure,
+)
 
-__all__ = ["dropout", "gemm", "quantize", "sddmm", "segment_mm", "spmm"]
+__all__ = [
+    "dropout",
+    "edge_softmax",
+    "gemm",
+    "qsddmm",
+    "qspmm",
+    "quantize",
+    "sddmm",
+    "segment_mm",
+    "spmm",
+    "spmm_cmp",
+    "structure",
+]

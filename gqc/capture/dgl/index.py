@@ -76,7 +76,6 @@ class TracedIndex:
         self.relations = [list(relation) for relation in relations]
         self.sizes = list(sizes)
         self.tracer = tracer
-        self._nodes: dict[int, Tensor] = {}
 
     # DGLGraph's constructor accepts nothing else. A real subclass would hand a null C++ handle to DGL's library, which
     # crashes; a plain object makes the library raise TypeError.
@@ -124,12 +123,9 @@ class TracedIndex:
     number_of_edges = num_edges
 
     def nodes(self, ntype: int) -> Tensor:
-        """All node ids of a type; the same tensor each time, so that "every node" can be recognised."""
-        known = self._nodes.get(ntype)
-        if known is None or known._version:
-            like = self.relations[0][SRC]
-            known = self._nodes[ntype] = torch.arange(self.sizes[ntype], dtype=like.dtype, device=like.device)
-        return known
+        """All node ids of a type."""
+        like = self.relations[0][SRC]
+        return torch.arange(self.sizes[ntype], dtype=like.dtype, device=like.device)
 
     def all_in_degrees(self, etype: int) -> Tensor:
         indptr = self.relations[etype][CSC_INDPTR]
@@ -214,8 +210,7 @@ class EdgeSubgraph:
 
 def build_relation(src: Tensor, dst: Tensor, like: Relation) -> Relation:
     """A relation with the node types of ``like`` and other edges."""
-    relation: Relation = torch.ops.gqc.relation(src, dst, num_src(like), num_dst(like))
-    return relation
+    return list(torch.ops.gqc.relation(src, dst, num_src(like), num_dst(like)))
 
 
 def is_traced(graph: dgl.DGLGraph) -> bool:
