@@ -10,3 +10,31 @@ if not (_root / "gqc" / "passes").exists() and (_root / "passes" / "report.py").
 from gqc.compat import install as _install_dgl_finder  # noqa: E402
 
 _install_dgl_finder()
+
+from gqc.compile import compile, is_compiled, state_of  # noqa: E402
+from gqc.errors import (  # noqa: E402
+    CaptureError,
+    FallbackWarning,
+    GqcError,
+    InputError,
+    KernelError,
+    PassError,
+    PolicyError,
+)
+from gqc.explain import explain  # noqa: E402
+from gqc.policy import Policy  # noqa: E402
+
+__all__ = [
+    "CaptureError",
+    "FallbackWarning",
+    "GqcError",
+    "InputError",
+    "KernelError",
+    "PassError",
+    "Policy",
+    "PolicyError",
+    "compile",
+    "explain",
+    "is_compiled",
+    "state_of",
+]
