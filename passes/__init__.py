@@ -7,6 +7,7 @@ then splits the graph into the two halves that run.
 
 from gqc.joint import JointGraph
 from gqc.passes.copy_updated import copy_updated
+from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
@@ -14,6 +15,7 @@ from gqc.passes.partition import partition
 from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.report import Decision, Report
 from gqc.passes.save_masks import save_masks
+from gqc.passes.scale_after_gemm import scale_after_gemm
 from gqc.passes.share_quantized import share_quantized
 from gqc.passes.simplify import simplify
 from gqc.passes.verify import verify, verify_decided
@@ -22,11 +24,13 @@ from gqc.policy import Policy
 PIPELINE = (
     simplify,
     copy_updated,
+    scale_after_gemm,
     find_primitives,
     measure_saved,
     keep_full_precision,
     quantize_operands,
     share_quantized,
+    draw_masks,
     save_masks,
 )
 
@@ -35,6 +39,7 @@ __all__ = [
     "Decision",
     "Report",
     "copy_updated",
+    "draw_masks",
     "find_primitives",
     "keep_full_precision",
     "measure_saved",
@@ -42,6 +47,7 @@ __all__ = [
     "quantize_operands",
     "run",
     "save_masks",
+    "scale_after_gemm",
     "share_quantized",
     "simplify",
     "verify",

@@ -12,7 +12,7 @@ from gqc.joint import PARAMETER, TANGENT, JointGraph
 from gqc.passes.nodes import mutates, source
 from gqc.passes.primitive import KINDS, mark, ops
 
-_BEFORE_FINDING = ("simplify", "copy_updated")
+_BEFORE_FINDING = ("simplify", "copy_updated", "scale_after_gemm")
 _INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default)
 
 
