@@ -29,8 +29,6 @@ from examples.memory import saved_bytes
 from examples.models import Recipe, recipe
 from examples.training import Epoch, best, epochs
 
-HIDDEN_ON_BLOCKS = {"gcn": 128, "gat": 16}
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -53,12 +51,10 @@ class Outcome:
     kept: dict[str, int] = field(default_factory=dict)
 
 
-def train_both(
-    how: Recipe, data: NodeData, hidden: int | None, count: int, each: Callable[[str], None]
-) -> list[Outcome]:
+def train_both(how: Recipe, data: NodeData, count: int, each: Callable[[str], None]) -> list[Outcome]:
     """Train the same initial model in FP32 and in INT8, epoch by epoch in turns; ``each`` gets a line a round."""
     data = how.prepare(data)
-    eager = how.model(data, hidden)
+    eager = how.model(data)
     quantized = gqc.compile(copy.deepcopy(eager))
     runs = [epochs(model, how.optimizer(model), data, count) for model in (eager, quantized)]
     histories: list[list[Epoch]] = [[], []]
@@ -134,12 +130,10 @@ def main() -> None:
     with Progress(*columns, console=console, transient=True) as progress:
         for name in ("gcn", "gat"):
             torch.manual_seed(args.seed)
-            hidden = HIDDEN_ON_BLOCKS[name] if args.data == "blocks" else None
             task = progress.add_task(name, total=args.epochs)
             outcomes[name] = train_both(
                 recipe(name, args.data),
                 data,
-                hidden,
                 args.epochs,
                 lambda losses, name=name, task=task: progress.update(
                     task, advance=1, description=f"{name}  fp32 | int8  {losses}"
