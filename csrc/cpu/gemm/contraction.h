@@ -21,11 +21,12 @@ class PartialProduct {
           m_packed_(round_up(shape.m, kLeftPanel)),
           n_packed_(round_up(shape.n, kLanes)),
           left_(m_packed_ * kChunk),
-          right_(kColumns * kChunk),
+          right_(n_packed_ * kChunk),
           sums_(m_packed_ * n_packed_),
           excess_(n_packed_) {
         if (!ok()) return;
         left_.clear();
+        right_.clear();
         sums_.clear();
         excess_.clear();
     }
@@ -33,20 +34,16 @@ class PartialProduct {
     bool ok() const { return left_.ok() && right_.ok() && sums_.ok() && excess_.ok(); }
 
     void add_chunk(Operand left, Operand right, int64_t k0, int64_t k_count) {
+        pack(left, right, k0, k_count);
         const int64_t groups = round_up(k_count, kGroup) / kGroup;
-        for (int64_t i0 = 0; i0 < shape_.m; i0 += kLeftPanel) {
-            const int64_t rows = shape_.m - i0 < kLeftPanel ? shape_.m - i0 : kLeftPanel;
-            pack_panel<Left, encode_left>(left, k0, k_count, i0, rows, kLeftPanel, &left_[i0 * kChunk]);
-        }
         for (int64_t j0 = 0; j0 < shape_.n; j0 += kColumns) {
-            const Panel panel(shape_.n, j0);
-            pack_panel<Right, encode_right>(right, k0, k_count, j0, panel.columns, panel.vectors * kLanes,
-                                            right_.get());
-            add_excess(panel.vectors, right_.get(), groups, &excess_[j0]);
+            const int vectors = Panel(shape_.n, j0).vectors;
+            const Right* columns = &right_[j0 * kChunk];
+            add_excess(vectors, columns, groups, &excess_[j0]);
             for (int64_t i0 = 0; i0 < shape_.m; i0 += kRows) {
                 const Left* rows = &left_[i0 / kLeftPanel * kLeftPanel * kChunk + i0 % kLeftPanel * kGroup];
-                dot_tile(panel.vectors, {rows, kGroup, kLeftPanel * kGroup}, right_.get(), groups,
-                         &sums_[i0 * n_packed_ + j0], n_packed_);
+                dot_tile(vectors, {rows, kGroup, kLeftPanel * kGroup}, columns, groups, &sums_[i0 * n_packed_ + j0],
+                         n_packed_);
             }
         }
     }
@@ -61,10 +58,26 @@ class PartialProduct {
     }
 
   private:
+    // Group by group, so that wide rows are read as they lie in memory.
+    void pack(Operand left, Operand right, int64_t k0, int64_t k_count) {
+        for (int64_t k = 0; k < k_count; k += kGroup) {
+            const int64_t count = k_count - k < kGroup ? k_count - k : kGroup;
+            for (int64_t i0 = 0; i0 < shape_.m; i0 += kLeftPanel) {
+                const int64_t rows = shape_.m - i0 < kLeftPanel ? shape_.m - i0 : kLeftPanel;
+                pack_group<Left, encode_left>(left, k0 + k, count, i0, rows, &left_[i0 * kChunk + k * kLeftPanel]);
+            }
+            for (int64_t j0 = 0; j0 < shape_.n; j0 += kColumns) {
+                const Panel panel(shape_.n, j0);
+                pack_group<Right, encode_right>(right, k0 + k, count, j0, panel.columns,
+                                                &right_[j0 * kChunk + k * panel.vectors * kLanes]);
+            }
+        }
+    }
+
     Shape shape_;
     int64_t m_packed_, n_packed_;
-    Buffer<Left> left_;    // all rows, a panel after the other
-    Buffer<Right> right_;  // one panel
+    Buffer<Left> left_;    // a chunk of all rows, a panel after the other
+    Buffer<Right> right_;  // a chunk of all columns, a panel after the other
     Buffer<uint32_t> sums_;
     Buffer<uint32_t> excess_;
 };

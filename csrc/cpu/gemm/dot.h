@@ -37,7 +37,7 @@ constexpr int kVectorBytes = 16;
 
 constexpr int kLanes = kVectorBytes / 4;     // columns of one vector of sums
 constexpr int kColumns = kLanes * kVectors;  // columns and rows of the largest register tile
-constexpr int kRows = 6;
+constexpr int kRows = kVectorBytes == 64 ? 6 : 4;
 constexpr int64_t kExactProducts = 131072;  // 127 * 127 * kExactProducts < 2^31
 
 typedef uint32_t Sums __attribute__((vector_size(kVectorBytes)));

@@ -30,7 +30,9 @@ Error gemm_by_rows(int64_t threads, Shape shape, const int8_t* left, Operand rig
         for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
             const Panel panel(n, j0);
             Right* columns = &packed[j0 * k_packed];
-            pack_panel<Right, encode_right>(right, 0, k, j0, panel.columns, panel.vectors * kLanes, columns);
+            for (int64_t k0 = 0; k0 < k; k0 += kGroup)
+                pack_group<Right, encode_right>(right, k0, k - k0 < kGroup ? k - k0 : kGroup, j0, panel.columns,
+                                                columns + k0 * panel.vectors * kLanes);
             add_excess(panel.vectors, columns, k_packed / kGroup, &excess[j0]);
         }
         Left* rows = &left_rows[omp_get_thread_num() * kRows * k_packed];
