@@ -12,6 +12,7 @@ namespace gqc::GQC_ISA {
 
 constexpr int64_t kChunk = 256;     // contracted rows that are packed at a time, so that a panel stays in L1
 constexpr int64_t kLeftPanel = 48;  // left rows of a panel: whole register tiles and whole vectors
+static_assert(kLeftPanel % kRows == 0 && kChunk % kGroup == 0 && kExactProducts % kChunk == 0);
 
 // One thread's share: packs chunks of both operands and keeps int32 sums of the whole output.
 class PartialProduct {
