@@ -58,9 +58,12 @@ class Sizes:
         expr = self.env.create_symbol(size, source, DimDynamic.DYNAMIC, None, positive=True)
         return self.env.create_symintnode(expr, hint=size, source=source)
 
-    def data_dependent_symbol(self, size: int, name: str) -> SymInt:
-        """A size known only when the graph runs. Its value in the example is a hint, never an assumption."""
-        hint = GENERIC_SIZE if size < 2 and not self.exact else size
+    def data_dependent_symbol(self, size: int, name: str, exact: bool = False) -> SymInt:
+        """A size known only when the graph runs. Its value in the example is a hint, never an assumption.
+
+        Without ``exact``, 0 and 1 are taken for a generic size, since torch would treat them as special cases.
+        """
+        hint = size if size > 1 or exact or self.exact else GENERIC_SIZE
         source = ConstantSource(name)
         expr = self.env.create_unspecified_symbol(hint, source, DimDynamic.DYNAMIC)
         symint = self.env.create_symintnode(expr, hint=hint, source=source)

@@ -103,7 +103,7 @@ def _stack(data: Any, dtype: torch.dtype) -> Tensor:
 
 @_for(Tensor.__getitem__, Tensor.__setitem__)
 def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """Read a mask as the indices of its true elements, and slice ends as sizes, so that only this depends on data."""
+    """Read masks, and slices whose ends are tensors, as indices, so that only making the indices depends on data."""
     tensor, index, *value = args
     if value and _is_mask(index) and _is_scalar(value[0]):
         with tracer:
@@ -111,19 +111,29 @@ def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
             tensor.masked_fill_(mask, value[0])
         return None
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(_is_mask(part) or isinstance(part, slice) for part in parts):
-        return tracer.record(func, args, kwargs)
     expanded: list[Any] = []
-    with tracer:
-        for part in parts:
-            if _is_mask(part):
+    for part in parts:
+        if _is_mask(part):
+            with tracer:
                 expanded.extend(part.nonzero().unbind(1))
-            elif isinstance(part, slice):
-                ends = (part.start, part.stop, part.step)
-                expanded.append(slice(*(x.item() if isinstance(x, Tensor) else x for x in ends)))
-            else:
-                expanded.append(part)
-    return tracer.record(func, (tensor, tuple(expanded), *value), kwargs)
+        elif isinstance(part, slice) and any(isinstance(x, Tensor) for x in (part.start, part.stop, part.step)):
+            if any(x is None or x is Ellipsis for x in expanded):
+                raise CaptureError("a slice after None or '...' has ends that are tensors")
+            expanded.append(_positions(tracer, part, tensor.shape[len(expanded)]))
+        else:
+            expanded.append(part)
+    index = expanded[0] if len(expanded) == 1 else tuple(expanded)
+    return tracer.record(func, (tensor, index, *value), kwargs)
+
+
+def _positions(tracer: Tracer, part: slice, size: int | SymInt) -> Tensor:
+    """The positions in a slice whose ends are tensors, as an index."""
+
+    def positions(size: int, *ends: Any) -> Tensor:
+        return torch.arange(*slice(*(None if x is None else int(x) for x in ends)).indices(size))
+
+    reason = "the ends of a slice are read from tensors"
+    return tracer.island(positions, size, part.start, part.stop, part.step, name="slice", reason=reason, pure=True)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -309,7 +309,7 @@ class Tracer(TorchFunctionMode):
             results = [out] if isinstance(out, Tensor) else list(out)
             single = isinstance(out, Tensor)
             self.example.set(node, out.detach() if single else [x.detach() for x in results])
-        fakes = [self._island_result(result, f"{node.name}_{i}") for i, result in enumerate(results)]
+        fakes = [self._island_result(result, f"{node.name}_{i}", fn is _carry_count) for i, result in enumerate(results)]
         island.static = tuple(tuple(n if isinstance(n, int) else None for n in fake.shape) for fake in fakes)
         self.islands.append(island)
         self.bind(fakes[0] if single else fakes, node)
@@ -325,10 +325,13 @@ class Tracer(TorchFunctionMode):
         finally:
             self.suspended = outer
 
-    def _island_result(self, real: Tensor, name: str) -> FakeTensor:
+    def _island_result(self, real: Tensor, name: str, exact: bool) -> FakeTensor:
         axes = dynamic_axes(real)
         shape = [
-            self.sizes.data_dependent_symbol(n, f"{name}_{d}") if d in axes else n for d, n in enumerate(real.shape)
+            self.sizes.data_dependent_symbol(n, f"{name}_{d}", exact)
+            if d in axes
+            else n
+            for d, n in enumerate(real.shape)
         ]
         return self._empty(shape, real)
 
