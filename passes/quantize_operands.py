@@ -59,9 +59,11 @@ class Quantizer:
 
     def __call__(self, x: fx.Node, like: fx.Node) -> tuple[fx.Node, fx.Node]:
         """Quantize ``x`` at the graph's insertion point; returns the int8 values, shaped as ``x``, and the scale."""
-        stochastic = self.policy.rounding == "stochastic"
+        # Without a backward there is no gradient to keep unbiased, and nearest rounding has the smaller error.
+        stochastic = self.policy.rounding == "stochastic" and self.joint.training
         values, path = source(x)
-        arguments = (values, _absmax_of(values), self.joint.seed(), self.count, self.policy.bits, stochastic)
+        seed = self.joint.seed() if stochastic else None
+        arguments = (values, _absmax_of(values), seed, self.count, self.policy.bits, stochastic)
         quantized = call(ops.quantize.default, arguments, like, f"{values.name}_quantized")
         self.count += 1
         int8, scale = pick(quantized, 0, f"{values.name}_int8"), pick(quantized, 1, f"{values.name}_scale")

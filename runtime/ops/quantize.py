@@ -40,13 +40,15 @@ def _absmax_fake(x: Tensor) -> Tensor:
 
 
 def _quantize(
-    x: Tensor, absmax: Tensor | None, seed: Tensor, node: int, bits: int, stochastic: bool
+    x: Tensor, absmax: Tensor | None, seed: Tensor | None, node: int, bits: int, stochastic: bool
 ) -> tuple[Tensor, Tensor]:
     refuse_gradient("quantize", x)
     check_float("quantize", x.dtype)
     if not 2 <= bits <= 8:
         raise KernelError(f"gqc.quantize: bits={bits} is outside 2 .. 8")
-    if seed.numel() != 2:
+    if seed is None and stochastic:
+        raise KernelError("gqc.quantize: stochastic rounding needs a seed, the int64 tensor [number drawn, step]")
+    if seed is not None and seed.numel() != 2:
         raise KernelError(f"gqc.quantize: seed has {seed.numel()} elements; it holds the step's number and the step")
     x = x.contiguous()
     q = torch.empty_like(x, dtype=torch.int8)
@@ -57,7 +59,7 @@ def _quantize(
         x.dtype is torch.bfloat16,
         x.numel(),
         None if absmax is None else pointer(absmax, torch.float32),
-        pointer(seed, torch.int64),
+        None if seed is None else pointer(seed, torch.int64),
         node,
         bits,
         stochastic,
@@ -68,7 +70,7 @@ def _quantize(
 
 
 def _quantize_fake(
-    x: Tensor, absmax: Tensor | None, seed: Tensor, node: int, bits: int, stochastic: bool
+    x: Tensor, absmax: Tensor | None, seed: Tensor | None, node: int, bits: int, stochastic: bool
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=torch.int8), x.new_empty((), dtype=torch.float32)
 
@@ -95,7 +97,7 @@ def _dequantize_fake(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 define("absmax(Tensor x) -> Tensor", cpu=_absmax, fake=_absmax_fake)
 define(
-    "quantize(Tensor x, Tensor? absmax, Tensor seed, int node, int bits, bool stochastic) -> (Tensor q, Tensor scale)",
+    "quantize(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic) -> (Tensor q, Tensor scale)",
     cpu=_quantize,
     fake=_quantize_fake,
 )

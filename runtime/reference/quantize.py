@@ -14,14 +14,14 @@ def absmax(x: Tensor) -> Tensor:
 
 
 def quantize(
-    x: Tensor, absmax_of_x: Tensor | None, seed: Tensor, node: int, bits: int, stochastic: bool
+    x: Tensor, absmax_of_x: Tensor | None, seed: Tensor | None, node: int, bits: int, stochastic: bool
 ) -> tuple[Tensor, Tensor]:
     """Round ``x`` to ``2**bits - 1`` levels.
 
     Args:
         x: float32 or bfloat16, any shape.
         absmax_of_x: 0-dim float32, at least the largest magnitude of ``x``; None to look for it.
-        seed: int64 tensor of 2 elements: number drawn for the step, step counter.
+        seed: int64 tensor of 2 elements: number drawn for the step, step counter; None only to round to nearest.
         node: number of the graph node, so that each rounds with its own random bits.
         bits: 2 to 8.
         stochastic: round up with the probability of the fraction; else to the nearest, halves up.

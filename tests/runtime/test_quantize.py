@@ -170,6 +170,9 @@ def test_refusals_say_what_is_wrong() -> None:
         gqc.quantize(x.half(), None, seed, 0, 8, True)
     with pytest.raises(KernelError, match=r"bits=9 is outside 2 \.\. 8"):
         gqc.quantize(x, None, seed, 0, 9, True)
+    with pytest.raises(KernelError, match="stochastic rounding needs a seed"):
+        gqc.quantize(x, None, None, 0, 8, True)
+    assert_same(gqc.quantize(x, None, None, 0, 8, False), gqc.quantize(x, None, seed, 0, 8, False))
     with pytest.raises(KernelError, match="seed has 3 elements"):
         gqc.quantize(x, None, torch.zeros(3, dtype=torch.int64), 0, 8, True)
     with pytest.raises(KernelError, match=r"quantize has no gradient.*detach"):

@@ -81,11 +81,13 @@ GQC_KERNEL(absmax)(int64_t threads, const void* x, int64_t is_bf16, int64_t n, f
     return nullptr;
 }
 
-// largest: one float, at least the largest |x|, or null to look for it; seed: two int64; q: n bytes; scale: one float.
+// largest: one float, at least the largest |x|, or null to look for it; seed: two int64, or null to round to
+// nearest; q: n bytes; scale: one float.
 GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t is_bf16, int64_t n, const float* largest,
                      const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic, int8_t* q, float* scale) {
     const float limit = static_cast<float>((1 << (bits - 1)) - 1);
-    const Philox stream(seed, node);
+    static const int64_t unused[2] = {};
+    const Philox stream(stochastic ? seed : unused, node);
     typed(x, is_bf16, [&](auto* values) {
         const float inverse = inverse_scale(largest ? *largest : absmax(threads, values, n), limit, scale);
         if (inverse == 0)
