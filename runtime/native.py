@@ -27,7 +27,15 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {
     # graph
     "spmm": "iiippppppp",
+    "qspmm": "iiipppppppppp",
+    "spmm_cmp": "iiiippppppppp",
+    "spmm_cmp_bwd": "iippppip",
+    "spmm_cmp_bwd_src": "iiipppip",
+    "qspmm_cmp": "iiipppppppp",
     "sddmm": "iiipppppp",
+    "qsddmm": "iiipppppppp",
+    "edge_softmax": "iipppip",
+    "edge_softmax_bwd": "iippppip",
     # quantize
     "absmax": "piip",
     "quantize": "piippiiipp",
@@ -111,7 +119,7 @@ def _library_path() -> Path:
     """The library beside this file or, in a checkout where none was built, that of the installed gqc."""
     if _LIBRARY.exists():
         return _LIBRARY
-    installed = [Path(d.locate_file(f"gqc/runtime/{_LIBRARY.name}")) for d in metadata.distributions(name="gqc")]
+    installed = [Path(str(d.locate_file(f"gqc/runtime/{_LIBRARY.name}"))) for d in metadata.distributions(name="gqc")]
     return next((path for path in installed if path.exists()), _LIBRARY)
 
 
