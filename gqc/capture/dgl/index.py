@@ -147,8 +147,8 @@ class TracedIndex:
     def edges(self, etype: int, order: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
         relation = self.relations[etype]
         if order == "srcdst":
-            by_dst = torch.argsort(relation[DST], stable=True)
-            eids = by_dst[torch.argsort(relation[SRC][by_dst], stable=True)]
+            by_dst = relation[DST].argsort(stable=True)
+            eids = by_dst[relation[SRC][by_dst].argsort(stable=True)]
             return relation[SRC][eids], relation[DST][eids], eids.to(relation[SRC].dtype)
         src = relation[SRC]
         return src, relation[DST], torch.arange(src.shape[0], dtype=src.dtype, device=src.device)

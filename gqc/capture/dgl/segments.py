@@ -64,7 +64,7 @@ def _broadcast(feat: Tensor, seglen: Tensor, rows: Size) -> Tensor:
 
 
 def topk_on(
-    graph: dgl.DGLGraph, typestr: str, feat: str, k: int, descending: bool, sortby: int | None, type_name: Any
+    graph: dgl.DGLGraph, typestr: str, feat: str, k: int, descending: bool, sortby: int | None, ntype_or_etype: Any
 ) -> tuple[Tensor, Tensor]:
     """Replaces the common part of ``dgl.topk_nodes`` and ``dgl.topk_edges``.
 
@@ -73,15 +73,15 @@ def topk_on(
         ``sortby=None`` each feature is ranked on its own and positions are ``[B, k, D]``, else ``[B, k]``).
     """
     lengths: Callable[[Any], Tensor] = getattr(graph, f"batch_num_{typestr}")
-    values = getattr(graph, typestr)[type_name].data[feat]
+    values = getattr(graph, typestr)[ntype_or_etype].data[feat]
     if values.dim() > 2:
         raise DGLError(f"Only support {typestr} feature `{feat}` with dimension less than or equal to 2")
     values = values.unsqueeze(-1) if values.dim() == 1 else values
-    seglen = lengths(type_name)
+    seglen = lengths(ntype_or_etype)
     indptr, *_, run = segments(seglen, values.shape[0])
     keys = values if sortby is None else values[:, sortby].unsqueeze(-1)
-    order = keys.argsort(0, descending=descending, stable=True)
-    order = order.gather(0, run[order].argsort(0, stable=True))
+    order = keys.argsort(dim=0, descending=descending, stable=True)
+    order = order.gather(0, run[order].argsort(dim=0, stable=True))
     rank = torch.arange(k, device=values.device)
     present = rank < seglen.unsqueeze(-1)
     position = torch.where(present, indptr[:-1].unsqueeze(-1) + rank, 0)

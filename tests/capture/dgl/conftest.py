@@ -45,8 +45,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"{'convolution':28} {'one graph':>10} {'with island':>12}   configurations")
     for name in names:
         whole, split = coverage.whole[name], coverage.islands[name]
-        variants = ", ".join(v or "default" for v in sorted(whole)) + "".join(
-            f", {v or 'default'}*" for v in sorted(split)
-        )
-        terminalreporter.write_line(f"{name:28} {len(whole):>10} {len(split):>12}   {variants.removeprefix(', ')}")
+        variants = [v or "default" for v in sorted(whole)] + [f"{v or 'default'}*" for v in sorted(split)]
+        terminalreporter.write_line(f"{name:28} {len(whole):>10} {len(split):>12}   {'; '.join(variants)}")
     terminalreporter.write_line("* split around an eager island")

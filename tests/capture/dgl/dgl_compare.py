@@ -60,7 +60,7 @@ def check(
     inputs: Inputs,
     kwargs: Callable[[Any], dict[str, Any]] = lambda size: {},
     rtol: float = 1e-7,
-    atol: float = 1e-8,
+    atol: float = 1e-7,
 ) -> Captured:
     """Capture ``model`` on the first size; results, gradients and buffers must equal eager's on every size."""
     eager = copy.deepcopy(model)

@@ -12,6 +12,7 @@ from dgl_cases import CASES, SIZES, Case  # noqa: E402
 from dgl_compare import check, replay, tensors  # noqa: E402
 
 from gqc.capture import capture  # noqa: E402
+from gqc.capture.islands import StructureIsland  # noqa: E402
 
 CONVS_WITHOUT_CASE = {
     "CuGraphGATConv": "needs pylibcugraphops",
@@ -41,9 +42,10 @@ def modes(case: Case) -> list[bool]:
 )
 def test_equals_eager(case: Case, training: bool, coverage):
     model = case.build().train(training)
-    captured = check(model, SIZES, case.inputs, case.kwargs)
-    assert len(captured.islands) == case.islands, [(i.name, i.reason) for i in captured.islands]
-    (coverage.islands if captured.islands else coverage.whole)[case.conv].add(case.variant)
+    captured = check(model, SIZES, case.inputs, case.kwargs, rtol=case.rtol)
+    islands = [i for i in captured.islands if not isinstance(i, StructureIsland)]
+    assert len(islands) == case.islands, [(i.name, i.reason) for i in islands]
+    (coverage.islands if islands else coverage.whole)[case.conv].add(case.variant)
 
 
 def test_every_convolution_has_a_case():
