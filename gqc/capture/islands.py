@@ -41,6 +41,8 @@ class Island:
         fn: what runs.
         name: the module path or function name shown to the user.
         reason: why it is not part of the captured graph.
+        shapes: what the rest of the graph assumes of the results: a size, the operand and axis that has the same size,
+            or ``None`` for any size.
         pure: its results depend on its operands alone (no parameters, no random numbers, no graph).
     """
 
@@ -51,17 +53,18 @@ class Island:
         self.name = name
         self.reason = reason
         self.pure = pure
-        self.static: tuple[tuple[int | None, ...], ...] = ()
+        self.shapes: tuple[tuple[int | tuple[int, int] | None, ...], ...] = ()
         self.__name__ = self.__qualname__ = "island_" + "".join(c if c.isalnum() else "_" for c in name)
 
     def __call__(self, *args: Any) -> Tensor | list[Tensor]:
         out = self.fn(*args)
         results = [out] if isinstance(out, Tensor) else list(out)
-        for result, static in zip(results, self.static, strict=False):
-            if any(want is not None and want != got for want, got in zip(static, result.shape, strict=True)):
+        for result, shape in zip(results, self.shapes, strict=False):
+            expected = [args[size[0]].shape[size[1]] if isinstance(size, tuple) else size for size in shape]
+            if any(want is not None and want != got for want, got in zip(expected, result.shape, strict=True)):
                 raise CaptureError(
-                    f"eager island '{self.name}' returned shape {tuple(result.shape)}, captured as "
-                    f"{tuple('*' if size is None else size for size in static)}",
+                    f"it runs eagerly and returned shape {tuple(result.shape)}, where the captured call had "
+                    f"{tuple('any' if size is None else size for size in expected)}",
                     module=self.name,
                 )
         return out if isinstance(out, Tensor) else results

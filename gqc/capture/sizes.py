@@ -110,7 +110,9 @@ class _SizeTracer(fx.proxy.GraphAppendingTracer):
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Node:
         node = super().create_node(kind, target, args, kwargs, *rest, **options)
-        node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **fx.map_arg(kwargs, lambda n: n.meta["val"]))
+        node.meta["val"] = target(
+            *fx.map_arg(args, lambda n: n.meta["val"]), **fx.map_arg(kwargs, lambda n: n.meta["val"])
+        )
         return node
 
 

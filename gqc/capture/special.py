@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 from torch import SymInt, Tensor
-from torch.nn.functional import linear
 
 from gqc.errors import CaptureError
 
@@ -166,19 +165,14 @@ def _repeat_interleave(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
         return tensor.index_select(dim, torch.repeat_interleave(repeats))
 
 
-@_for(torch.gru_cell)
-def _gru_cell(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
-    """Spell a GRU cell out (the formula of torch.nn.GRUCell): torch's own kernel fixes the number of rows."""
-
-    def cell(x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
-        reset_x, update_x, new_x = linear(x, w_ih, b_ih).chunk(3, 1)
-        reset_h, update_h, new_h = linear(h, w_hh, b_hh).chunk(3, 1)
-        reset, update = (reset_x + reset_h).sigmoid(), (update_x + update_h).sigmoid()
-        new = (new_x + reset * new_h).tanh()
-        return (h - new) * update + new
-
-    with tracer:
-        return cell(*args, **kwargs)
+@_for(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+def _recurrent(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    sequence, state = args[:2]
+    packed = isinstance(state, Tensor) and state.dim() == 1
+    batch_first = not packed and args[8]
+    if packed or isinstance(sequence.shape[1 if batch_first else 0], SymInt):
+        raise CaptureError("a recurrent network runs over sequences whose length differs between calls")
+    return tracer.record(func, args, kwargs)
 
 
 @_for(Tensor.data.__get__)

@@ -13,6 +13,7 @@ import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch import SymBool, SymFloat, SymInt, Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
@@ -202,7 +203,7 @@ class Tracer(TorchFunctionMode):
         known = len(self.sizes.env.guards)
         random = RandomWatch()
         try:
-            with random:
+            with enable_python_dispatcher(), random:
                 out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             return self._eagerly(func, args, kwargs)
@@ -309,8 +310,9 @@ class Tracer(TorchFunctionMode):
             results = [out] if isinstance(out, Tensor) else list(out)
             single = isinstance(out, Tensor)
             self.example.set(node, out.detach() if single else [x.detach() for x in results])
-        fakes = [self._island_result(result, f"{node.name}_{i}", fn is _carry_count) for i, result in enumerate(results)]
-        island.static = tuple(tuple(n if isinstance(n, int) else None for n in fake.shape) for fake in fakes)
+        shapes = [self._island_shape(x, f"{node.name}_{i}", island, args, real) for i, x in enumerate(results)]
+        fakes = [self._empty([size for size, _ in shape], x) for shape, x in zip(shapes, results, strict=True)]
+        island.shapes = tuple(tuple(expected for _, expected in shape) for shape in shapes)
         self.islands.append(island)
         self.bind(fakes[0] if single else fakes, node)
         return fakes[0] if single else fakes
@@ -325,15 +327,29 @@ class Tracer(TorchFunctionMode):
         finally:
             self.suspended = outer
 
-    def _island_result(self, real: Tensor, name: str, exact: bool) -> FakeTensor:
-        axes = dynamic_axes(real)
-        shape = [
-            self.sizes.data_dependent_symbol(n, f"{name}_{d}", exact)
-            if d in axes
-            else n
-            for d, n in enumerate(real.shape)
-        ]
-        return self._empty(shape, real)
+    def _island_shape(self, result: Tensor, name: str, island: Island, args: Any, real: Any) -> list[tuple[Any, Any]]:
+        """Size and expectation (see :attr:`Island.shapes`) of each axis of an island's result.
+
+        What a module returns has rows for the nodes or edges of its arguments: sizes that are equal in the example are
+        taken to be equal, and checked when the island runs. The results of other islands have sizes of their own.
+        """
+        known = {}
+        if not island.pure:
+            for i, (arg, value) in reversed(list(enumerate(zip(args, real, strict=True)))):
+                for axis, size in reversed(list(enumerate(arg.shape if isinstance(arg, Tensor) else ()))):
+                    if isinstance(size, SymInt):
+                        known[value.shape[axis]] = size, (i, axis)
+        dynamic = dynamic_axes(result)
+        shape: list[tuple[Any, Any]] = []
+        for axis, size in enumerate(result.shape):
+            if size in known:
+                shape.append(known[size])
+            elif axis in dynamic:
+                exact = island.fn is _carry_count
+                shape.append((self.sizes.data_dependent_symbol(size, f"{name}_{axis}", exact), None))
+            else:
+                shape.append((size, size))
+        return shape
 
     def _real_operand(self, operand: Any, arg: Any) -> Any:
         """A copy, because an island runs again in the call that follows and may write to its operands."""

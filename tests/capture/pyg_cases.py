@@ -197,7 +197,8 @@ CONVS: dict[str, Case] = {
     "HypergraphConv": Case(lambda: pyg.HypergraphConv(IN, OUT), hyperedges),
     "LEConv": Case(lambda: pyg.LEConv(IN, OUT), x_edges),
     "PNAConv": Case(
-        lambda: pyg.PNAConv(IN, OUT, scalers=["identity", "amplification", "attenuation"], deg=DEGREES, **pna()), x_edges
+        lambda: pyg.PNAConv(IN, OUT, scalers=["identity", "amplification", "attenuation"], deg=DEGREES, **pna()),
+        x_edges,
     ),
     "ClusterGCNConv": Case(lambda: pyg.ClusterGCNConv(IN, OUT), x_edges),
     "GENConv": Case(lambda: pyg.GENConv(IN, OUT), x_edges),
