@@ -9,7 +9,6 @@ best validation accuracy.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import statistics
 import sys
@@ -50,12 +49,13 @@ def compare(
     how = recipe(model, data.name.lower())
     data = how.prepare(data)
     result: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    models = {name: variant(how.model(data, hidden)) for name, variant in VARIANTS.items()}  # each compiles once
     for seed in range(seeds):
         torch.manual_seed(seed)
-        initial = how.model(data, hidden)
-        for name, variant in VARIANTS.items():
+        initial = how.model(data, hidden).state_dict()
+        for name, trained in models.items():
             torch.manual_seed(seed)
-            trained = variant(copy.deepcopy(initial))
+            trained.load_state_dict(initial)
             history = []
             for epoch in epochs(trained, how.optimizer(trained), data, count):
                 history.append(epoch)
