@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,6 +13,7 @@ from torch import nn
 
 from gqc.compile import Fallback, state_of
 from gqc.passes.measure_saved import SAVED_BYTES
+from gqc.passes.nodes import example
 from gqc.passes.report import FOUND, KEPT, QUANTIZED, REPLACED, SHARED, Decision, Report
 from gqc.passes.saved_values import SavedTensor
 from gqc.variant import CompiledStage, IslandStep, Variant
@@ -141,30 +143,50 @@ def _island(island: IslandExplanation) -> Iterator[str]:
 
 
 def _stage(stage: StageExplanation) -> Iterator[str | Table]:
-    found, quantized, kept = (stage.decisions(action) for action in (FOUND, QUANTIZED, KEPT))
-    yield f"  {len(found)} primitives found, {len(quantized)} quantized, {len(kept)} kept in full precision"
+    found = stage.decisions(FOUND)
+    decided = {d.node: d for d in stage.decisions(QUANTIZED) + stage.decisions(KEPT)}
+    counts = Counter(decided[d.node].action for d in found)
+    yield f"  {len(found)} primitives found, {counts[QUANTIZED]} quantized, {counts[KEPT]} kept in full precision"
     if found:
-        yield _primitives(found, quantized + kept)
+        yield _primitives(found, decided)
     for decision in stage.decisions(SHARED) + stage.decisions(REPLACED):
-        yield f"  {escape(f'{decision.action} {decision.node}: {decision.reason}')}"
-    saved = sorted(stage.saved, key=SavedTensor.nbytes, reverse=True)
-    if saved:
-        before = f"{_size(stage.saved_bytes_full_precision)} in full precision"
-        yield f"  saved for the backward: {_size(stage.saved_bytes)}, {before}"
-    for tensor in saved:
-        if tensor.nbytes() > 0:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            shape = ", ".join(map(str, tensor.shape))
-            yield escape(f"    {_size(tensor.nbytes()):>10}  {dtype:8} {tensor.name} [{shape}]")
+        yield f"  {decision.action} {escape(decision.node)}: {escape(decision.reason)}"
+    if stage.saved:
+        exact = _size(stage.saved_bytes_full_precision)
+        yield f"  saved for the backward: {_size(stage.saved_bytes)} instead of {exact}"
+        yield _saved(stage.saved)
 
 
-def _primitives(found: list[Decision], decided: list[Decision]) -> Table:
-    decisions = {d.node: d for d in decided}
-    table = Table("module", "half", "primitive", "form", "", "because", box=None, pad_edge=True)
+def _primitives(found: Sequence[Decision], decided: Mapping[str, Decision]) -> Table:
+    table = _table("", "half", "module", "primitive", "because")
     for decision in found:
-        last = decisions[decision.node]
-        what = (decision.module or "(model)", decision.half, decision.primitive, decision.reason)
-        table.add_row(*map(escape, (*what, last.action, last.reason)), style=_STYLES[last.action])
+        last = decided[decision.node]
+        what = (
+            f"{decision.primitive} {decision.reason}" if decision.reason != decision.primitive else decision.primitive
+        )
+        row = (last.action, decision.half, decision.module or "(model)", what, last.reason)
+        table.add_row(*map(escape, row), style=_STYLES[last.action])
+    return table
+
+
+def _saved(saved: Sequence[SavedTensor]) -> Table:
+    """The saved tensors that cost memory, largest first."""
+    table = _table("bytes", "dtype", "shape", "tensor")
+    for tensor in sorted(saved, key=SavedTensor.nbytes, reverse=True):
+        if tensor.nbytes() > 0:
+            dtype, shape = (
+                str(tensor.dtype).removeprefix("torch."),
+                ", ".join(str(example(size)) for size in tensor.shape),
+            )
+            table.add_row(_size(tensor.nbytes()), dtype, escape(f"[{shape}]"), escape(tensor.name))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """A table whose last column alone is broken over several lines."""
+    table = Table(box=None, padding=(0, 1, 0, 2))
+    for column in columns:
+        table.add_column(column, no_wrap=column is not columns[-1])
     return table
 
 

@@ -85,7 +85,7 @@ def _gemm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
 def _refuse_spmm(node: fx.Node) -> str | None:
     op, nodes = node.args[1:3]
     if op == "copy_rhs":
-        return "each edge value is read once: quantizing it costs as much as the sum"
+        return "each edge value is read once: nothing to gain"
     if op not in ("copy_lhs", "mul"):
         return f"SPMM {op} has no int8 form"
     return "one number a node: nothing to gain" if is_scalar(nodes.meta["val"]) else None  # type: ignore[union-attr]

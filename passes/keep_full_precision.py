@@ -37,10 +37,10 @@ def keep_full_precision(joint: JointGraph, policy: Policy) -> Report:
         reasons |= _attention_logits(joint)
     if policy.keep_output_layer:
         reasons = output_layer(joint) | reasons
-    forward_reasons = {origin(n).id: f"backward of {n.name}, {r}" for n, r in reasons.items() if origin(n).id >= 0}
+    backward_reasons = {origin(n).id: f"backward of {n.name}, which is kept" for n in reasons if origin(n).id >= 0}
     for node, primitive in marked(joint.graph):
-        linked = reasons if primitive.half == FORWARD else {node: forward_reasons.get(origin(node).id)}
-        kept = refusal(node) or linked.get(node) or _too_small(node, policy)
+        linked = reasons.get(node) if primitive.half == FORWARD else backward_reasons.get(origin(node).id)
+        kept = refusal(node) or linked or _too_small(node, policy)
         if kept is None and policy.bits == 32:
             kept = "Policy.bits=32"
         if kept is not None:

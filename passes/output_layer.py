@@ -41,13 +41,13 @@ def output_layer(joint: JointGraph) -> dict[fx.Node, str]:
     for last in nearest_primitives(final):
         if mark(last).kind == EDGE_SOFTMAX:  # type: ignore[union-attr]
             continue
-        members[last] = "the output is reached from it with no primitive between"
+        members[last] = "output layer: no primitive follows"
         layer = _layer(origin(last).module, layers)
         others = _members(last, layer) if layer else None
         if others is None:
             others, where = _feeding_gemm(last), f"it feeds {last.name}"
         else:
-            where = f"same layer '{layer}' as {last.name}"
+            where = f"same layer as {last.name}"
         for node in others:
             members.setdefault(node, f"output layer: {where}")
     return members

