@@ -1,7 +1,7 @@
 """How the feature axes of two operands broadcast: padded with 1 on the left, as in DGL.
 
-Everything here also works on symbolic sizes. A size counts as 1 only when it is a plain integer, so that a graph captured
-with symbolic sizes is never tied to the sizes of its example.
+Everything here also works on symbolic sizes. A size counts as 1 only when it is a plain integer, so that a graph
+captured with symbolic sizes is never tied to the sizes of its example.
 """
 
 from __future__ import annotations

@@ -29,11 +29,13 @@ class FeatureLayout(NamedTuple):
     """The features of an output and how they are computed from those of the operands.
 
     Attributes:
+        op: the operation to run: that asked for, or a simpler one with the same result.
         features: feature axes of the output.
         address: of the native struct.
         native: keeps the struct alive.
     """
 
+    op: str
     features: tuple[int, ...]
     address: int
     native: _Native
@@ -70,6 +72,8 @@ def _layout(op: str, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> FeatureLayou
     if op == "dot":
         if lhs[-1:] != rhs[-1:] or not lhs:
             raise KernelError(f"gqc dot: the last axes of features {list(lhs)} and {list(rhs)} must have the same size")
+        if lhs[-1] == 1:
+            return _layout("mul", lhs, rhs)
         outer, inner, features = _merged(axes[:-1]), axes[-1], (*features[:-1], 1)
     else:
         *outer, inner = _merged(axes) or [_Axis(1, True, True)]
@@ -83,7 +87,7 @@ def _layout(op: str, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> FeatureLayou
         _array(_offsets([(a.size, a.in_lhs) for a in outer], inner.size if inner.in_lhs else 1)),
         _array(_offsets([(a.size, a.in_rhs) for a in outer], inner.size if inner.in_rhs else 1)),
     )
-    return FeatureLayout(features, ctypes.addressof(native), native)
+    return FeatureLayout(op, features, ctypes.addressof(native), native)
 
 
 def _merged(axes: Sequence[_Axis]) -> list[_Axis]:

@@ -50,8 +50,8 @@ def check_rows(name: str, g: Sequence[Tensor], x: Tensor, target: str) -> None:
     rows = num_rows(g, target)
     if x.dim() == 0 or x.shape[0] != rows or not x.is_cpu:
         raise KernelError(
-            f"gqc.{name}: features of shape {list(x.shape)} on {x.device} for a graph with {rows} {_STANDS_ON[target]}: "
-            f"they must have {rows} rows and stand on the CPU"
+            f"gqc.{name}: features of shape {list(x.shape)} on {x.device} for a graph with {rows} "
+            f"{_STANDS_ON[target]}: they must have {rows} rows and stand on the CPU"
         )
 
 
@@ -80,6 +80,42 @@ def check_floats(name: str, *tensors: Tensor | None) -> None:
     for x in tensors:
         if x is not None and x.dtype not in FLOATS:
             raise KernelError(f"gqc.{name}: features of {x.dtype}: convert them to a floating-point type first")
+
+
+def check_reduce(name: str, reduce: str) -> None:
+    """Refuse a reduction other than max and min.
+
+    Raises:
+        KernelError: for any other.
+    """
+    if reduce not in ("max", "min"):
+        raise KernelError(f"gqc.{name}: reduce is {reduce!r}: expected 'max' or 'min'")
+
+
+def check_quantized(name: str, *pairs: tuple[Tensor | None, Tensor | None], dtype: torch.dtype) -> None:
+    """Check operands that are INT8 with a scale or floating-point without, and the dtype of the output.
+
+    Raises:
+        KernelError: if an operand does not go with its scale, none is INT8, or the output is no float.
+    """
+    for x, scale in pairs:
+        if scale is None:
+            check_floats(name, x)
+        elif x is None or x.dtype is not torch.int8 or scale.dtype is not torch.float32 or scale.numel() != 1:
+            raise KernelError(
+                f"gqc.{name}: a scale is one float32 number and goes with int8 features: quantize them first"
+            )
+    if all(scale is None for _, scale in pairs):
+        raise KernelError(f"gqc.{name}: no operand has a scale: use the full-precision op instead")
+    if dtype not in FLOATS:
+        raise KernelError(f"gqc.{name}: output of {dtype}: only floating-point types are computed")
+
+
+def quantized_or_float32(x: Tensor | None, scale: Tensor | None) -> Tensor | None:
+    """An operand as the kernels read it: contiguous, int8 where it has a scale, else float32."""
+    if x is None:
+        return None
+    return float32(x) if scale is None else x.contiguous()
 
 
 def float32(x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def _sddmm(
     if out.numel():
         native.run(
             "sddmm",
-            *(OP_CODES[op], is_int64(g), num_edges(g), lhs.data_ptr(), edge_index(g, lhs_target)),
+            *(OP_CODES[layout.op], is_int64(g), num_edges(g), lhs.data_ptr(), edge_index(g, lhs_target)),
             *(address(rhs), edge_index(g, rhs_target), layout.address, out.data_ptr()),
         )
     return out if dtype is torch.float32 else out.to(dtype)

@@ -25,6 +25,10 @@ def qspmm(
     Returns:
         out ``[Nd, *F]`` in ``dtype``; the 0-dim float32 absmax of out, NaN if out holds NaN.
     """
+    if op == "copy_lhs":
+        e = e_scale = None
+    elif op == "copy_rhs":
+        u = u_scale = None
     u, e = _without_scale(u, u_scale), _without_scale(e, e_scale)
     exact = all(x is None or not x.is_floating_point() for x in (u, e))
     total = spmm(g, op, u if exact else _float(u), e if exact else _float(e))

@@ -14,7 +14,7 @@ from gqc.runtime.relation import CSC_EIDS, DST, SRC, num_dst, num_edges, num_src
 def spmm_cmp(g: Sequence[Tensor], op: str, reduce: str, u: Tensor | None, e: Tensor | None) -> tuple[Tensor, Tensor]:
     """Largest (``reduce="max"``) or smallest (``"min"``) message of each destination, and the edge that it came by.
 
-    Of equal messages the one at the first CSC position wins, as in DGL; NaN wins over every number.
+    Of equal messages the one at the last CSC position wins, as in DGL's float32 kernels; NaN wins over every number.
 
     Returns:
         out ``[Nd, *F]``, 0 where a node has no in-edges; arg ``[Nd, *F]``, int64 edge id, -1 where none.
@@ -28,10 +28,10 @@ def spmm_cmp(g: Sequence[Tensor], op: str, reduce: str, u: Tensor | None, e: Ten
         best = best.gather(0, row)
         wins = (m == best) | (m.isnan() & best.isnan())
         position = torch.arange(count).view(-1, *[1] * len(features)).expand_as(m)
-        position = torch.where(wins, position, count)
-        first = torch.full(shape, count).scatter_reduce(0, row, position, "amin")
-    out = torch.cat([m, m.new_zeros(1, *features)]).gather(0, first)
-    arg = torch.cat([g[CSC_EIDS].long(), torch.tensor([-1])])[first]
+        position = torch.where(wins, position, -1)
+        last = torch.full(shape, -1).scatter_reduce(0, row, position, "amax")
+    out = torch.cat([m, m.new_zeros(1, *features)]).gather(0, torch.where(last < 0, count, last))
+    arg = torch.cat([g[CSC_EIDS].long(), torch.tensor([-1])])[last]
     return out, arg
 
 

@@ -11,39 +11,39 @@ enum OpCode : int64_t { kCopy = 0, kAdd = 1, kSub = 2, kMul = 3, kDiv = 4, kDot 
 constexpr const char* kUnknownOp = "unknown operation";
 
 struct Copy {
-  static constexpr bool kReadsRhs = false;
-  template <typename V>
-  static V apply(V a, V) {
-    return a;
-  }
+    static constexpr bool kReadsRhs = false;
+    template <typename V>
+    static V apply(V a, V) {
+        return a;
+    }
 };
 struct Add {
-  static constexpr bool kReadsRhs = true;
-  template <typename V>
-  static V apply(V a, V b) {
-    return a + b;
-  }
+    static constexpr bool kReadsRhs = true;
+    template <typename V>
+    static V apply(V a, V b) {
+        return a + b;
+    }
 };
 struct Sub {
-  static constexpr bool kReadsRhs = true;
-  template <typename V>
-  static V apply(V a, V b) {
-    return a - b;
-  }
+    static constexpr bool kReadsRhs = true;
+    template <typename V>
+    static V apply(V a, V b) {
+        return a - b;
+    }
 };
 struct Mul {
-  static constexpr bool kReadsRhs = true;
-  template <typename V>
-  static V apply(V a, V b) {
-    return a * b;
-  }
+    static constexpr bool kReadsRhs = true;
+    template <typename V>
+    static V apply(V a, V b) {
+        return a * b;
+    }
 };
 struct Div {
-  static constexpr bool kReadsRhs = true;
-  template <typename V>
-  static V apply(V a, V b) {
-    return a / b;
-  }
+    static constexpr bool kReadsRhs = true;
+    template <typename V>
+    static V apply(V a, V b) {
+        return a / b;
+    }
 };
 
 }  // namespace gqc::GQC_ISA

@@ -8,116 +8,115 @@
 
 namespace gqc::GQC_ISA {
 
-// An int32 sum of 131,072 products of 127 * 127 has room to spare; 133,145 of them may overflow.
-constexpr int64_t kExactSums = 131072;
 // Entries between the one that is added and the one whose row is fetched into the cache.
 constexpr int64_t kAhead = 12;
 
-// Sum of Op(lhs, rhs) in each row, times `scale`; `largest` gets the magnitude() of the largest output. Operands of int8 are
-// added up in int32, others in float. Steps are those of FeatureLayout, known to the compiler.
+// Sum of Op(lhs, rhs) in each row, times `scale`; `largest` gets the magnitude() of the largest output. Operands of
+// int8 are added up in int32, others in float. Steps are those of FeatureLayout, known to the compiler.
 template <typename Op, typename A, int StepA, typename B, int StepB, typename Index>
 class SumRows {
-  static constexpr bool kExact = std::is_same_v<A, int8_t> && (!Op::kReadsRhs || std::is_same_v<B, int8_t>);
-  using Sum = std::conditional_t<kExact, int32_t, float>;
+    static constexpr bool kExact = std::is_same_v<A, int8_t> && (!Op::kReadsRhs || std::is_same_v<B, int8_t>);
+    using Sum = std::conditional_t<kExact, int32_t, float>;
 
- public:
-  SumRows(Rows<Index> rows, Operand<A, Index> lhs, Operand<B, Index> rhs, const FeatureLayout& layout, float scale,
-          float* out)
-      : rows_(rows), lhs_(lhs), rhs_(rhs), layout_(layout), chunks_(layout), scale_(scale), out_(out) {}
+  public:
+    SumRows(Rows<Index> rows, Operand<A, Index> lhs, Operand<B, Index> rhs, const FeatureLayout& layout, float scale,
+            float* out)
+        : rows_(rows), lhs_(lhs), rhs_(rhs), layout_(layout), chunks_(layout), scale_(scale), out_(out) {}
 
-  // Tile is the number of vectors that are added up at a time.
-  template <int Tile>
-  Error run(int64_t threads, int32_t* largest) const {
-    if (!chunks_.ok()) return kOutOfMemory;
-    with_lanes(chunks_.lanes, [&](auto lanes) {
-      for_row_ranges(threads, rows_, layout_.width(), [&](int64_t first, int64_t last) {
-        Vector<int32_t, lanes> seen{};
-        for (int64_t v = first; v < last; ++v) row<lanes, Tile>(v, seen);
-        raise(largest, largest_lane<lanes>(seen));
-      });
-    });
-    return nullptr;
-  }
-
- private:
-  template <int Lanes, int Tile>
-  void row(int64_t v, Vector<int32_t, Lanes>& seen) const {
-    const Chunk* chunk = chunks_.get();
-    const Chunk* const end = chunk + chunks_.count;
-    for (; end - chunk >= Tile; chunk += Tile) tile<Lanes, Tile>(v, chunk, seen);
-    if constexpr (Tile > 1) {
-      if (Tile > 4 && end - chunk >= 4) tile<Lanes, 4>(v, chunk, seen), chunk += 4;
-      if (end - chunk >= 2) tile<Lanes, 2>(v, chunk, seen), chunk += 2;
-      if (end - chunk >= 1) tile<Lanes, 1>(v, chunk, seen);
+    // Tile is the number of vectors that are added up at a time.
+    template <int Tile>
+    Error run(int64_t threads, int32_t* largest) const {
+        if (!chunks_.ok()) return kOutOfMemory;
+        with_lanes(chunks_.lanes, [&](auto lanes) {
+            for_row_ranges(threads, rows_, layout_.width(), [&](int64_t first, int64_t last) {
+                Vector<int32_t, lanes> seen{};
+                for (int64_t v = first; v < last; ++v) row<lanes, Tile>(v, seen);
+                raise(largest, largest_lane<lanes>(seen));
+            });
+        });
+        return nullptr;
     }
-  }
 
-  template <int Lanes, int Tile>
-  void tile(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
-    const int64_t begin = rows_.indptr[v], end = rows_.indptr[v + 1];
-    if constexpr (kExact) {
-      if (end - begin > kExactSums) return long_tile<Lanes, Tile>(v, chunk, seen);
-    }
-    Vector<Sum, Lanes> sum[Tile] = {};
-    add<Lanes, Tile>(begin, end, chunk, sum);
-    for (int k = 0; k < Tile; ++k) finish<Lanes>(v, chunk[k], to_float<Lanes>(sum[k]), seen);
-  }
-
-  template <int Lanes, int Tile>
-  __attribute__((noinline)) void long_tile(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
-    int64_t total[Tile * Lanes] = {};
-    const int64_t row_end = rows_.indptr[v + 1];
-    for (int64_t begin = rows_.indptr[v]; begin < row_end; begin += kExactSums) {
-      Vector<Sum, Lanes> sum[Tile] = {};
-      add<Lanes, Tile>(begin, begin + kExactSums < row_end ? begin + kExactSums : row_end, chunk, sum);
-      Sum part[Tile * Lanes];
-      std::memcpy(part, sum, sizeof part);
-      for (int i = 0; i < Tile * Lanes; ++i) total[i] += static_cast<int64_t>(part[i]);
-    }
-    for (int k = 0; k < Tile; ++k) {
-      float value[Lanes];
-      for (int i = 0; i < Lanes; ++i) value[i] = static_cast<float>(total[k * Lanes + i]);
-      finish<Lanes>(v, chunk[k], fetch<float, Lanes, 1>(value), seen);
-    }
-  }
-
-  template <int Lanes, int Tile>
-  __attribute__((always_inline)) void add(int64_t begin, int64_t end, const Chunk* chunk, Vector<Sum, Lanes>* sum) const {
-    constexpr int kVectorsPerLine = 64 / (Lanes * sizeof(A)) > 0 ? 64 / (Lanes * sizeof(A)) : 1;
-    const int64_t last = rows_.entries() - 1;
-    int64_t at_lhs[Tile], at_rhs[Tile];
-    for (int k = 0; k < Tile; ++k) at_lhs[k] = chunk[k].lhs, at_rhs[k] = chunk[k].rhs;
-    for (int64_t p = begin; p < end; ++p) {
-      const A* a = lhs_.row(p, layout_.lhs_width);
-      const A* ahead = lhs_.row(p + kAhead < last ? p + kAhead : last, layout_.lhs_width);
-      const B* b = Op::kReadsRhs ? rhs_.row(p, layout_.rhs_width) : nullptr;
-#pragma GCC unroll 8
-      for (int k = 0; k < Tile; ++k) {
-        if (k % kVectorsPerLine == 0) __builtin_prefetch(ahead + at_lhs[k]);
-        const Vector<Sum, Lanes> x = fetch<Sum, Lanes, StepA>(a + at_lhs[k]);
-        if constexpr (Op::kReadsRhs) {
-          sum[k] += Op::apply(x, fetch<Sum, Lanes, StepB>(b + at_rhs[k]));
-        } else {
-          sum[k] += x;
+  private:
+    template <int Lanes, int Tile>
+    void row(int64_t v, Vector<int32_t, Lanes>& seen) const {
+        const Chunk* chunk = chunks_.get();
+        const Chunk* const end = chunk + chunks_.count;
+        for (; end - chunk >= Tile; chunk += Tile) tile<Lanes, Tile>(v, chunk, seen);
+        if constexpr (Tile > 1) {
+            if (Tile > 4 && end - chunk >= 4) tile<Lanes, 4>(v, chunk, seen), chunk += 4;
+            if (end - chunk >= 2) tile<Lanes, 2>(v, chunk, seen), chunk += 2;
+            if (end - chunk >= 1) tile<Lanes, 1>(v, chunk, seen);
         }
-      }
     }
-  }
 
-  template <int Lanes>
-  void finish(int64_t v, const Chunk& chunk, Vector<float, Lanes> sum, Vector<int32_t, Lanes>& seen) const {
-    sum *= scale_;
-    put(out_ + v * layout_.width() + chunk.out, sum);
-    seen = larger(seen, magnitudes<Lanes>(sum));
-  }
+    template <int Lanes, int Tile>
+    void tile(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
+        const int64_t begin = rows_.indptr[v], end = rows_.indptr[v + 1];
+        if constexpr (kExact) {
+            if (end - begin > kExactSums) return long_tile<Lanes, Tile>(v, chunk, seen);
+        }
+        Vector<Sum, Lanes> sum[Tile] = {};
+        add<Lanes, Tile>(begin, end, chunk, sum);
+        for (int k = 0; k < Tile; ++k) finish<Lanes>(v, chunk[k], to_float<Lanes>(sum[k]), seen);
+    }
 
-  const Rows<Index> rows_;
-  const Operand<A, Index> lhs_;
-  const Operand<B, Index> rhs_;
-  const FeatureLayout& layout_;
-  const Chunks chunks_;
-  const float scale_;
-  float* const out_;
+    template <int Lanes, int Tile>
+    __attribute__((noinline)) void long_tile(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
+        int64_t total[Tile * Lanes] = {};
+        const int64_t row_end = rows_.indptr[v + 1];
+        for (int64_t begin = rows_.indptr[v]; begin < row_end; begin += kExactSums) {
+            Vector<Sum, Lanes> sum[Tile] = {};
+            add<Lanes, Tile>(begin, begin + kExactSums < row_end ? begin + kExactSums : row_end, chunk, sum);
+            Sum part[Tile * Lanes];
+            std::memcpy(part, sum, sizeof part);
+            for (int i = 0; i < Tile * Lanes; ++i) total[i] += static_cast<int64_t>(part[i]);
+        }
+        for (int k = 0; k < Tile; ++k) {
+            float value[Lanes];
+            for (int i = 0; i < Lanes; ++i) value[i] = static_cast<float>(total[k * Lanes + i]);
+            finish<Lanes>(v, chunk[k], fetch<float, Lanes, 1>(value), seen);
+        }
+    }
+
+    template <int Lanes, int Tile>
+    __attribute__((always_inline)) void add(int64_t begin, int64_t end, const Chunk* chunk,
+                                            Vector<Sum, Lanes>* sum) const {
+        constexpr int kVectorsPerLine = 64 / (Lanes * sizeof(A)) > 0 ? 64 / (Lanes * sizeof(A)) : 1;
+        const int64_t last = rows_.entries() - 1;
+        int64_t at_lhs[Tile], at_rhs[Tile];
+        for (int k = 0; k < Tile; ++k) at_lhs[k] = chunk[k].lhs, at_rhs[k] = chunk[k].rhs;
+        for (int64_t p = begin; p < end; ++p) {
+            const A* a = lhs_.row(p, layout_.lhs_width);
+            const A* ahead = lhs_.row(p + kAhead < last ? p + kAhead : last, layout_.lhs_width);
+            const B* b = Op::kReadsRhs ? rhs_.row(p, layout_.rhs_width) : nullptr;
+#pragma GCC unroll 8
+            for (int k = 0; k < Tile; ++k) {
+                if (k % kVectorsPerLine == 0) __builtin_prefetch(ahead + at_lhs[k]);
+                const Vector<Sum, Lanes> x = fetch<Sum, Lanes, StepA>(a + at_lhs[k]);
+                if constexpr (Op::kReadsRhs) {
+                    sum[k] += Op::apply(x, fetch<Sum, Lanes, StepB>(b + at_rhs[k]));
+                } else {
+                    sum[k] += x;
+                }
+            }
+        }
+    }
+
+    template <int Lanes>
+    void finish(int64_t v, const Chunk& chunk, Vector<float, Lanes> sum, Vector<int32_t, Lanes>& seen) const {
+        sum *= scale_;
+        put(out_ + v * layout_.width() + chunk.out, sum);
+        seen = larger(seen, magnitudes<Lanes>(sum));
+    }
+
+    const Rows<Index> rows_;
+    const Operand<A, Index> lhs_;
+    const Operand<B, Index> rhs_;
+    const FeatureLayout& layout_;
+    const Chunks chunks_;
+    const float scale_;
+    float* const out_;
 };
 
 }  // namespace gqc::GQC_ISA

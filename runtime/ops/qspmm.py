@@ -1,0 +1,112 @@
+"""SPMM on INT8 operands: sum, max and min of messages over in-edges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gqc.errors import KernelError
+from gqc.runtime import native
+from gqc.runtime.features import out_features
+from gqc.runtime.ops.feature_layout import OP_CODES, layout_of
+from gqc.runtime.ops.graph_arguments import (
+    address,
+    check_operands,
+    check_quantized,
+    check_reduce,
+    is_int64,
+    operands,
+    quantized_or_float32,
+)
+from gqc.runtime.ops.library import define, refuse_gradient
+from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst
+
+
+def _qspmm(
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    u_scale: Tensor | None,
+    e: Tensor | None,
+    e_scale: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    if op not in ("copy_lhs", "copy_rhs", "mul"):
+        raise KernelError(f"gqc.qspmm: operation {op!r}: expected copy_lhs, copy_rhs or mul")
+    u, e = operands(op, u, e)
+    u_scale, e_scale = operands(op, u_scale, e_scale)
+    check_operands("qspmm", op, g, (u, "u"), (e, "e"))
+    check_quantized("qspmm", (u, u_scale), (e, e_scale), dtype=dtype)
+    refuse_gradient("qspmm", u, e)
+    u, e = quantized_or_float32(u, u_scale), quantized_or_float32(e, e_scale)
+    sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
+    lhs, rhs = (u, sources, u_scale), (e, eids, e_scale)
+    if u is None:
+        lhs, rhs = rhs, lhs
+    layout = layout_of(op, lhs[0], rhs[0])
+    out = g[0].new_empty((num_dst(g), *layout.features), dtype=torch.float32)
+    absmax = out.new_zeros(())
+    if out.numel():
+        native.run(
+            "qspmm",
+            *(OP_CODES[op], is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr()),
+            *(address(lhs[0]), lhs[1], address(lhs[2]), address(rhs[0]), rhs[1], address(rhs[2])),
+            *(layout.address, out.data_ptr(), absmax.data_ptr()),
+        )
+    if dtype is torch.float32:
+        return out, absmax
+    # Rounding keeps the order of magnitudes, so this is the absmax of the rounded output.
+    return out.to(dtype), absmax.to(dtype).float()
+
+
+def _qspmm_fake(
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    u_scale: Tensor | None,
+    e: Tensor | None,
+    e_scale: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    u, e = operands(op, u, e)
+    x = e if u is None else u
+    out = x.new_empty([num_dst(g), *out_features(op, u, e)], dtype=dtype)
+    return out, x.new_empty((), dtype=torch.float32)
+
+
+def _qspmm_cmp(g: list[Tensor], reduce: str, u: Tensor, u_scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    check_reduce("qspmm_cmp", reduce)
+    check_operands("qspmm_cmp", "copy_lhs", g, (u, "u"), (None, "e"))
+    check_quantized("qspmm_cmp", (u, u_scale), dtype=dtype)
+    u = u.contiguous()
+    layout = layout_of("copy_lhs", u, None)
+    out = g[0].new_empty((num_dst(g), *layout.features), dtype=torch.float32)
+    arg = out.new_empty(out.shape, dtype=torch.int64)
+    if out.numel():
+        native.run(
+            "qspmm_cmp",
+            *(reduce == "max", is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
+            *(u.data_ptr(), g[CSC_INDICES].data_ptr(), u_scale.data_ptr()),
+            *(layout.address, out.data_ptr(), arg.data_ptr()),
+        )
+    return out.to(dtype), arg
+
+
+def _qspmm_cmp_fake(
+    g: list[Tensor], reduce: str, u: Tensor, u_scale: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    shape = [num_dst(g), *u.shape[1:]]
+    return u.new_empty(shape, dtype=dtype), u.new_empty(shape, dtype=torch.int64)
+
+
+define(
+    "qspmm(Tensor[] g, str op, Tensor? u, Tensor? u_scale, Tensor? e, Tensor? e_scale, ScalarType dtype) "
+    "-> (Tensor out, Tensor absmax)",
+    cpu=_qspmm,
+    fake=_qspmm_fake,
+)
+define(
+    "qspmm_cmp(Tensor[] g, str reduce, Tensor u, Tensor u_scale, ScalarType dtype) -> (Tensor out, Tensor arg)",
+    cpu=_qspmm_cmp,
+    fake=_qspmm_cmp_fake,
+)
