@@ -140,23 +140,26 @@ def _table() -> list[tuple[Any, str, Callable[..., Any], Applies]]:
         (graph, "remove_self_loop", mutation.remove_self_loop, _first_is_traced_graph),
         (graph, "_set_n_repr", set_columns, _first_is_foreign_graph),
         (graph, "_set_e_repr", set_columns, _first_is_foreign_graph),
-        *_wherever_imported(dgl.ops.segment_reduce, segments.segment_reduce, _any_fake),
-        *_wherever_imported(dgl.ops.segment_softmax, segments.segment_softmax, _any_fake),
-        *_wherever_imported(dgl.ops.gather_mm, waist.gather_mm, _any_fake),
-        *_wherever_imported(dgl.broadcast_nodes, segments.broadcast_nodes, _first_is_traced_graph),
-        *_wherever_imported(dgl.broadcast_edges, segments.broadcast_edges, _first_is_traced_graph),
-        *_wherever_imported(dgl.remove_self_loop, mutation.remove_self_loop, _first_is_traced_graph),
+        *_wherever_imported(
+            (dgl.ops.segment_reduce, segments.segment_reduce, _any_fake),
+            (dgl.ops.segment_softmax, segments.segment_softmax, _any_fake),
+            (dgl.ops.gather_mm, waist.gather_mm, _any_fake),
+            (dgl.broadcast_nodes, segments.broadcast_nodes, _first_is_traced_graph),
+            (dgl.broadcast_edges, segments.broadcast_edges, _first_is_traced_graph),
+            (dgl.remove_self_loop, mutation.remove_self_loop, _first_is_traced_graph),
+        ),
     ]
 
 
 def _wherever_imported(
-    function: Callable[..., Any], replacement: Callable[..., Any], applies: Applies
+    *functions: tuple[Callable[..., Any], Callable[..., Any], Applies],
 ) -> Iterator[tuple[Any, str, Callable[..., Any], Applies]]:
-    """The function under its name in every module, the user's ``from dgl import ...`` included."""
-    name = function.__name__
+    """Functions under their names in every module, the user's ``from dgl import ...`` included."""
     for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is function:
-            yield module, name, replacement, applies
+        names = getattr(module, "__dict__", {})
+        for function, replacement, applies in functions:
+            if names.get(function.__name__) is function:
+                yield module, function.__name__, replacement, applies
 
 
 @contextmanager

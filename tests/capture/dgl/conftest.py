@@ -29,10 +29,12 @@ def coverage(request: pytest.FixtureRequest) -> Coverage:
 @pytest.fixture(autouse=True)
 def _double_precision() -> Iterator[None]:
     """Differences between eager and capture that are more than rounding cannot hide in double precision."""
-    before = torch.get_default_dtype()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)  # tensors of a few hundred elements
     yield
-    torch.set_default_dtype(before)
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

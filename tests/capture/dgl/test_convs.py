@@ -54,10 +54,26 @@ def test_every_convolution_has_a_case():
     assert len(CASES) >= 60
 
 
-FIRST_OF_EACH = list({case.conv: case for case in reversed(CASES)}.values())
+UNDER_AUTOCAST = [
+    case
+    for case in CASES
+    if case.name
+    in (
+        "GATConv",
+        "GATv2Conv",
+        "GCN2Conv",
+        "GINConv(max)",
+        "GraphConv(both)",
+        "HGTConv(norm)",
+        "NNConv(mean)",
+        "RelGraphConv(plain)",
+        "SAGEConv(lstm)",
+        "SAGEConv(pool)",
+    )
+]
 
 
-@pytest.mark.parametrize("case", FIRST_OF_EACH, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", UNDER_AUTOCAST, ids=lambda case: case.name)
 def test_under_autocast(case: Case):
     """bfloat16 keeps 8 bits; DGL itself refuses to mix dtypes, so the truth is full precision."""
     torch.set_default_dtype(torch.float32)
