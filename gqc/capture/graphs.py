@@ -1,8 +1,8 @@
 """How a graph library plugs into the capture.
 
-A graph object is an argument that is neither a tensor nor a constant. Its adapter splits it into a static schema (part of
-the key of a compiled variant) and named tensors (placeholders of the captured graph), and gives the object that stands in
-for it while the model's Python runs.
+A graph object is an argument that is neither a tensor nor a constant. Its adapter splits it into a static schema (part
+of the key of a compiled variant) and named tensors (placeholders of the captured graph), and gives the object that
+stands in for it while the model's Python runs.
 """
 
 from __future__ import annotations

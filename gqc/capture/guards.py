@@ -78,6 +78,7 @@ class Guards:
             lines.append(f"    {symbol} = flat[{self._index[node]}].size({axis})")
         self.shape = [f"{s} >= 2" for s in symbols] + [_PRINTER.doprint(expr) for expr in conditions]
         lines += [f"    if not ({condition}): return {i}" for i, condition in enumerate(self.shape)]
+        lines.append("    return None")
         self._failed_shape = _define("\n".join(lines))
 
     def _guard_exprs(self) -> list[tuple[int, sympy.Basic]]:

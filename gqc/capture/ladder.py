@@ -10,7 +10,7 @@ from torch import nn
 
 from gqc.capture.graphs import adapter_of
 from gqc.capture.inputs import substitute
-from gqc.capture.modules import user_location
+from gqc.capture.modules import preserved, user_location
 from gqc.capture.record import Captured, Recording
 from gqc.errors import CaptureError, InputError
 
@@ -86,8 +86,6 @@ def _at_root(error: Exception, reason: str, stack: list[str]) -> CaptureError:
 
 def _run_eagerly(model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Raise what the model itself raises on this call; leaves no trace in the model, the graphs or the generators."""
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    fields = {name: dict(vars(m)) for name, m in model.named_modules()}
 
     def local(graph: Any) -> Any:
         adapter = adapter_of(graph)
@@ -95,16 +93,8 @@ def _run_eagerly(model: nn.Module, forward: Callable[..., Any], args: Any, kwarg
         return adapter.local(graph)
 
     copied_args, copied_kwargs = substitute((args, kwargs), lambda x: x.detach().clone(), local)
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            forward(*copied_args, **copied_kwargs)
-    finally:
-        for name, module in model.named_modules():
-            vars(module).clear()
-            vars(module).update(fields[name])
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+    with preserved(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        forward(*copied_args, **copied_kwargs)
 
 
 def _materialise_lazy(model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import gqc
+from gqc.capture.example import real_tensors
 from gqc.errors import CaptureError
 
 _HIDDEN_FOLDERS = tuple(os.path.join(os.path.dirname(os.path.abspath(p.__file__)), "") for p in (torch, gqc))
@@ -94,7 +95,7 @@ class ModuleWatch:
         """Watch this thread's module calls and attribute reads.
 
         Args:
-            call: ``(module, path, run, args, kwargs)`` is called instead of every submodule; ``run`` is the module itself.
+            call: called with ``(module, path, run, args, kwargs)`` in place of a submodule, which ``run`` would call.
             suspended: whether real tensors are being computed, which is not watched.
         """
         thread = threading.get_ident()
@@ -191,3 +192,21 @@ def _same(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b)
     except Exception:  # user-defined equality may fail
         return False
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Run a model eagerly, then give all its attributes and buffers the values that they had before."""
+    with real_tensors():
+        contents = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    tables = [t for m in model.modules() for t in (vars(m), m._parameters, m._buffers)]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, items in zip(tables, before, strict=True):
+            table.clear()
+            table.update(items)
+        with real_tensors(), torch.no_grad():
+            for buffer, content in contents:
+                buffer.copy_(content)

@@ -18,7 +18,7 @@ from gqc.capture.graphs import adapter_of, adapters
 from gqc.capture.guards import Guards
 from gqc.capture.inputs import GraphArgument, InputPlan, read_call, substitute
 from gqc.capture.islands import FunctionCall, Island, StructureIsland, calling
-from gqc.capture.modules import ModuleWatch
+from gqc.capture.modules import ModuleWatch, preserved
 from gqc.capture.outputs import Argument, Attribute, Constant, GraphBack, GraphWrites, OutputPlan, Result, Size
 from gqc.capture.structure import hoist_structure
 from gqc.capture.symbolic import symbolic_numbers
@@ -177,7 +177,7 @@ class Recording:
         operands: list[Any] = []
         template = self._template((args, kwargs), operands)
         island = _ModuleIsland(module, run, template, self.inputs)
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), preserved(module):
             fakes = self.tracer.island(island, *operands, name=path, reason=self.islands[path])
         return island.rebuild(fakes)
 

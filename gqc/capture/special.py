@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 from torch import SymInt, Tensor
+from torch.nn.functional import linear
 
 from gqc.errors import CaptureError
 
@@ -163,6 +164,14 @@ def _repeat_interleave(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
             tensor, dim = tensor.flatten(), 0
         repeats = repeats.expand(tensor.shape[dim]) if repeats.dim() == 0 or repeats.shape[0] == 1 else repeats
         return tensor.index_select(dim, torch.repeat_interleave(repeats))
+
+
+@_for(linear, torch.mm, torch.matmul, torch.bmm, torch.addmm, Tensor.mm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm)
+def _product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
+    types = {x.dtype for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+    if len(types) > 1 and not torch.is_autocast_enabled("cpu"):  # fake tensors let this pass
+        raise CaptureError(f"matrices of different types are multiplied: {', '.join(sorted(map(str, types)))}")
+    return tracer.record(func, args, kwargs)
 
 
 @_for(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

@@ -1,7 +1,7 @@
 """Structure: what a forward computes from integer tensors alone (self-loops, degrees, normalisation).
 
-It is the same as long as the graph is the same, and it is where PyG's convs meet data-dependent sizes. So it becomes one
-eager island in front of the graph that remembers its results; what is left has no data-dependent size in it.
+It is the same as long as the graph is the same, and it is where PyG's convs meet data-dependent sizes. So it becomes
+one eager island in front of the graph that remembers its results; what is left has no data-dependent size in it.
 """
 
 from __future__ import annotations

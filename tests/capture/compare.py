@@ -43,15 +43,18 @@ def assert_like_eager(captured: Captured, model: nn.Module, args: Any, kwargs: A
     for kind, want, got in zip(("output", "gradient", "state"), expected, actual, strict=True):
         assert len(want) == len(got), kind
         for i, (a, b) in enumerate(zip(want, got, strict=True)):
-            a, b = (
-                (torch.zeros_like(b) if a is None and b is not None else a),
-                (torch.zeros_like(a) if b is None and a is not None else b),
-            )
-            if a is not None:
-                scale = 1 + float(a.detach().abs().max()) if a.numel() else 1.0
-                torch.testing.assert_close(
-                    b, a, rtol=tolerance, atol=tolerance * scale, msg=lambda m, k=kind, i=i: f"{k} {i}: {m}"
-                )
+            _assert_close(a, b, tolerance, f"{kind} {i}")
+
+
+def _assert_close(expected: Tensor | None, actual: Tensor | None, tolerance: float, what: str) -> None:
+    """``None`` is a gradient of zeros."""
+    if expected is None and actual is None:
+        return
+    expected = torch.zeros_like(actual) if expected is None else expected
+    actual = torch.zeros_like(expected) if actual is None else actual
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    atol = tolerance * (1 + largest)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=atol, msg=lambda text: f"{what}: {text}")
 
 
 def _run(model: nn.Module, run: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor | None], list[Tensor]]:

@@ -229,19 +229,19 @@ CONVS: dict[str, Case] = {
 }
 
 MODELS: dict[str, Case] = {
-    "GCN": Case(lambda: models.GCN(IN, HIDDEN, 3, OUT, dropout=0.0), x_edges),
+    "GCN": Case(lambda: models.GCN(IN, HIDDEN, 2, OUT, dropout=0.0), x_edges),
     "GCN[batch norm, jumping knowledge]": Case(
-        lambda: models.GCN(IN, HIDDEN, 3, OUT, norm="batch_norm", jk="cat"), x_edges
+        lambda: models.GCN(IN, HIDDEN, 2, OUT, norm="batch_norm", jk="cat"), x_edges
     ),
-    "GraphSAGE": Case(lambda: models.GraphSAGE(IN, HIDDEN, 3, OUT), x_edges),
-    "GraphSAGE[max]": Case(lambda: models.GraphSAGE(IN, HIDDEN, 3, OUT, aggr="max"), x_edges),
-    "GIN": Case(lambda: models.GIN(IN, HIDDEN, 3, OUT), x_edges),
-    "GAT": Case(lambda: models.GAT(IN, HIDDEN, 3, OUT, heads=4), x_edges),
-    "GAT[v2]": Case(lambda: models.GAT(IN, HIDDEN, 3, OUT, heads=4, v2=True), x_edges),
+    "GraphSAGE": Case(lambda: models.GraphSAGE(IN, HIDDEN, 2, OUT), x_edges),
+    "GraphSAGE[max]": Case(lambda: models.GraphSAGE(IN, HIDDEN, 2, OUT, aggr="max"), x_edges),
+    "GIN": Case(lambda: models.GIN(IN, HIDDEN, 2, OUT), x_edges),
+    "GAT": Case(lambda: models.GAT(IN, HIDDEN, 2, OUT, heads=4), x_edges),
+    "GAT[v2]": Case(lambda: models.GAT(IN, HIDDEN, 2, OUT, heads=4, v2=True), x_edges),
     "PNA": Case(
-        lambda: models.PNA(IN, HIDDEN, 3, OUT, scalers=["identity", "amplification"], deg=DEGREES, **pna()), x_edges
+        lambda: models.PNA(IN, HIDDEN, 2, OUT, scalers=["identity", "amplification"], deg=DEGREES, **pna()), x_edges
     ),
-    "EdgeCNN": Case(lambda: models.EdgeCNN(IN, HIDDEN, 3, OUT), x_edges),
+    "EdgeCNN": Case(lambda: models.EdgeCNN(IN, HIDDEN, 2, OUT), x_edges),
     "DeepGCNLayer": Case(
         lambda: models.DeepGCNLayer(pyg.GENConv(IN, IN), pyg.LayerNorm(IN), nn.ReLU(), block="res+"), x_edges
     ),
