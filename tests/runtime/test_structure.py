@@ -8,6 +8,7 @@ import torch
 
 dgl = pytest.importorskip("dgl")
 
+import gqc.runtime.ops  # noqa: E402, F401
 from gqc.runtime.structure import relations  # noqa: E402
 
 
@@ -78,6 +79,16 @@ def test_a_changed_graph_gets_new_relations():
     check(after[0], *graph.edges(), 9, 9)
     graph.add_nodes(2)
     assert relations(graph)[0][0].shape == (12,)
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_relation_from_ends_made_in_a_forward(idtype):
+    src, dst = torch.randint(5, (2, 17), dtype=idtype)
+    relation = torch.ops.gqc.relation(src, dst, 5, 6)
+    check(relation, src, dst, 5, 6)
+    torch.library.opcheck(torch.ops.gqc.relation.default, (src, dst, 5, 6))
+    none = src[:0]
+    check(torch.ops.gqc.relation(none, none, 0, 2), none, none, 0, 2)
 
 
 def test_the_cache_dies_with_the_graph():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import dgl
@@ -73,7 +75,7 @@ class DGLAdapter:
     def matches(self, obj: object) -> bool:
         return isinstance(obj, dgl.DGLGraph)
 
-    def schema(self, graph: dgl.DGLGraph) -> Hashable:
+    def schema(self, graph: dgl.DGLGraph) -> GraphSchema:
         sources, targets = graph._srctypes_invmap, graph._dsttypes_invmap
         etypes = tuple(graph._canonical_etypes)
         return GraphSchema(
@@ -87,16 +89,11 @@ class DGLAdapter:
         )
 
     def tensors(self, graph: dgl.DGLGraph) -> dict[str, Tensor]:
-        found = {
-            f"relation.{etype}.{part}": tensor
-            for etype, relation in enumerate(relations(graph))
-            for part, tensor in zip(_RELATION, relation, strict=True)
-        }
-        structure = graph._graph
-        if len(graph._ntypes) > 2 * len(graph._etypes) or len(graph._ntypes) > 1:
+        found = dict(zip(_relation_names(len(graph._etypes)), chain.from_iterable(relations(graph)), strict=True))
+        if len(graph._ntypes) > 1:
             like = next(iter(found.values()))
             for ntype in self.schema(graph).isolated():
-                found[f"nodes.{ntype}"] = like.new_empty((0, structure.num_nodes(ntype)))
+                found[f"nodes.{ntype}"] = like.new_empty((0, graph._graph.num_nodes(ntype)))
         if graph._batch_num_nodes is not None:
             for i, ntype in enumerate(graph.ntypes):
                 found[f"batch.n.{i}"] = graph.batch_num_nodes(ntype)
@@ -168,6 +165,11 @@ class DGLAdapter:
 
     def patches(self, tracer: Tracer) -> AbstractContextManager[None]:
         return patched(tracer)
+
+
+@cache
+def _relation_names(num_etypes: int) -> list[str]:
+    return [f"relation.{etype}.{part}" for etype in range(num_etypes) for part in _RELATION]
 
 
 def _columns(frame: Frame) -> Iterator[str]:

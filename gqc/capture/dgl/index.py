@@ -79,7 +79,7 @@ class TracedIndex:
 
     # DGLGraph's constructor accepts nothing else. A real subclass would hand a null C++ handle to DGL's library, which
     # crashes; a plain object makes the library raise TypeError.
-    __class__ = property(lambda self: HeteroGraphIndex)  # type: ignore[assignment]
+    __class__ = property(lambda self: HeteroGraphIndex)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

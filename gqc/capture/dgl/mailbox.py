@@ -135,7 +135,8 @@ class Mailbox:
     def __getitem__(self, key: Any) -> Mailbox:
         key = key if isinstance(key, tuple) else (key,)
         if len(key) >= 2 and all(isinstance(k, slice) and k == slice(None) for k in key[:2]):
-            return self._with(self.values[(slice(None), *key[2:])])
+            inner = (slice(None), *key[2:])
+            return self._with(self.values[inner])
         raise NotEdgewise("single messages or nodes are picked from the mailbox")
 
     @classmethod
@@ -255,9 +256,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return apply
 
 
-for _name in _OPERATORS.split():
-    if hasattr(Tensor, f"__{_name}__"):
-        setattr(Mailbox, f"__{_name}__", _operator(_name))
-Mailbox.__matmul__ = _operator("matmul")  # type: ignore[attr-defined]
+for _name in (*_OPERATORS.split(), "matmul"):
+    setattr(Mailbox, f"__{_name}__", _operator(_name))
 for _name in ("abs", "add", "mul", "neg", "pow", "radd", "rmul", "rpow", "rsub", "rtruediv", "sub", "truediv"):
     setattr(Degree, f"__{_name}__", _operator(_name))
