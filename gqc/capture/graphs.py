@@ -72,7 +72,7 @@ class GraphAdapter(Protocol):
         ...
 
 
-_ADAPTER_MODULES = {"dgl": "gqc.capture.dgl"}
+_ADAPTER_MODULES = {"dgl": "gqc.capture.dgl", "torch_geometric": "gqc.capture.pyg"}
 _loaded: list[GraphAdapter] = []
 _seen: set[str] = set()
 

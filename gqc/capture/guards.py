@@ -106,7 +106,7 @@ class Guards:
             return outputs.index(node)
 
         for guard in self._values:
-            text = f"{guard.node.format_node() or guard.node.name} is {guard.value!r} (at {guard.location})"
+            text = f"{guard.name} at {guard.location or 'an unknown line'} is {guard.value!r}"
             self._checks.append(_Check((output(guard.node),), _equals(guard.value), text))
         for position, expr in self._guard_exprs():
             if not self._is_data_dependent(expr) or not self._relevant(position, expr):

@@ -42,7 +42,10 @@ class Program:
     @property
     def integer_only(self) -> bool:
         """Whether it reads no floating-point data and no state of the model, so that its results can be remembered."""
-        return all(n.op == "placeholder" and not _fake(n).is_floating_point() for n in self.tensors)
+        return all(
+            bool(node.meta.get("constant")) if node.op == "get_attr" else not _fake(node).is_floating_point()
+            for node in self.tensors
+        )
 
 
 def is_argument_size(node: fx.Node) -> bool:

@@ -68,6 +68,11 @@ class ValueGuard:
     value: Any
     location: str
 
+    @property
+    def name(self) -> str:
+        """What took the decision: ``bool``, ``item``, ``equal``."""
+        return str(getattr(self.node.target, "__name__", self.node.target)).strip("_")
+
 
 class RandomWatch(TorchDispatchMode):
     """Sees whether anything that runs draws random numbers."""
