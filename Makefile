@@ -57,6 +57,6 @@ $(packages): pyproject.toml constraints.txt setup.py $(VENV)/torch
 	touch $@
 
 # The installation above has built the library; after a change in csrc/ only what changed is compiled again.
-$(library): $(shell find csrc -type f) | $(packages)
+$(library): $(shell find csrc -not -path "*__pycache__*") | $(packages)
 	$(bin)/python setup.py -q build_ext --inplace
 	touch $@

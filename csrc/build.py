@@ -24,6 +24,7 @@ from setuptools.errors import CompileError
 
 SOURCES = Path("csrc")
 LIBRARY = "libgqc_cpu"
+OBJECTS = "build/native"  # the same for every kind of build, so that none compiles again what another has compiled
 ISA_FLAGS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -86,6 +87,10 @@ def execute(command: list[str]) -> None:
 
 class BuildNative(build_ext):
     """``build_ext`` for the one library. ``python setup.py build_ext --inplace`` rebuilds only what changed."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.build_temp = OBJECTS
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"

@@ -18,6 +18,8 @@ import pytest
 import setuptools
 import torch
 
+from csrc.build import OBJECTS
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("gqc", "passes", "runtime", "csrc", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md")
 BORROWED = {str(Path(module.__file__).parent.parent) for module in (torch, setuptools)}
@@ -89,11 +91,13 @@ def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the unpacked sdist as package builders do."""
+    """The wheel, built from the unpacked sdist as package builders do, with the objects that the checkout has."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     (source,) = folder.iterdir()
+    if (ROOT / OBJECTS).exists():
+        shutil.copytree(ROOT / OBJECTS, source / OBJECTS)
     return _build("wheel", source, tmp_path_factory.mktemp("wheel"))
 
 
@@ -120,13 +124,14 @@ def test_checkout_that_was_not_built_uses_the_installed_library(regular: Environ
     assert regular.train(checkout) == checkout / "gqc"
 
 
+@pytest.mark.slow  # compiles everything; the wheel above was built from the same sdist
 def test_installed_sdist_trains(sdist: Path, tmp_path: Path) -> None:
     environment = Environment(tmp_path / "venv")
     environment.install(sdist)
     assert environment.folder in environment.train(tmp_path).parents
 
 
-@pytest.mark.slow  # compiles a third time; the environment of `make test` is an editable install itself
+@pytest.mark.slow  # compiles everything; the environment of `make test` is an editable install itself
 def test_editable_install_trains(checkout: Path, tmp_path: Path) -> None:
     source = shutil.copytree(checkout, tmp_path / "source")
     environment = Environment(tmp_path / "venv")
