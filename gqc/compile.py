@@ -44,7 +44,7 @@ def compile(model: M, policy: Policy | None = None, **options: Any) -> M:
         raise TypeError(f"gqc.compile takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
     original = state_of(model).model if is_compiled(model) else model
     state = CompileState(original, Policy.of(policy, options))
-    compiled = object.__new__(_compiled_class(type(original)))
+    compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_gqc", state)
     return cast(M, compiled)

@@ -1,4 +1,4 @@
-import os
+import json
 import time
 
 import pytest
@@ -31,15 +31,14 @@ def test_statistics() -> None:
 
 
 def test_a_child_gets_the_setting_that_was_asked_for(monkeypatch, tmp_path) -> None:
-    (tmp_path / "probe.py").write_text(
-        "import sys, pathlib\nfrom benchmarks import malloc\npathlib.Path(sys.argv[1]).write_text(malloc.current())\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.getcwd()]))
-    monkeypatch.setenv("MALLOC_MMAP_MAX_", "0")
-    assert malloc.current() == "default"
-    for setting in malloc.SETTINGS:
-        malloc.run_module("probe", [str(tmp_path / "said")], setting)
-        assert (tmp_path / "said").read_text() == setting
+    probe = "import json, os, sys\nwith open(sys.argv[1], 'w') as file:\n    json.dump(dict(os.environ), file)\n"
+    (tmp_path / "probe.py").write_text(probe)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "7")
+    for setting, values in malloc.SETTINGS.items():
+        malloc.run_module("probe", [str(tmp_path / "seen")], setting)
+        seen = json.loads((tmp_path / "seen").read_text())
+        assert {name: seen[name] for name in malloc.SETTINGS["tuned"] if name in seen} == values
 
 
 @pytest.mark.parametrize("setting", malloc.SETTINGS)
