@@ -60,6 +60,12 @@ class Example:
         """Whether something recorded so far writes to the memory of a node's result."""
         return storage_key(node.meta["val"]) in self.writers
 
+    def of_copy(self, copies: dict[fx.Node, fx.Node]) -> Example:
+        """What is known of a copy of the graph, without real tensors."""
+        example = Example()
+        example.writers = {key: [copies[node] for node in nodes] for key, nodes in self.writers.items()}
+        return example
+
     def set(self, node: fx.Node, value: Any) -> None:
         """Give the value of a node whose computation must not be repeated."""
         self._values[node] = value

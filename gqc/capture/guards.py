@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -18,162 +17,176 @@ from gqc.capture.example import Example
 from gqc.capture.memory import ByIdentity
 from gqc.capture.modules import AttributeGuard
 from gqc.capture.program import Program
-from gqc.capture.sizes import GENERIC_SIZE, Sizes
+from gqc.capture.sizes import Sizes
 from gqc.capture.tracer import ValueGuard
 from gqc.errors import CaptureError
 
-
-@dataclass
-class _Check:
-    """One assumption on values: positions of its values among the program's outputs, and the test."""
-
-    outputs: tuple[int, ...]
-    holds: Callable[..., bool]
-    text: str
+Flat = Sequence[Tensor]
+Attribute = Callable[[str], Callable[[], Tensor]]
+_PRINTER = PythonPrinter()
 
 
-class Guards:
-    """All assumptions of one capture.
+class ShapeGuards:
+    """Conditions on the sizes of arguments, compiled to one function.
+
+    Args:
+        sizes: the symbols; their guards from position ``first`` on must hold.
+        placeholders: the nodes of the flat tensors, in order.
 
     Attributes:
-        shape: conditions on argument sizes, as text.
-        values: conditions on values or on data-dependent sizes, as text.
-        expensive: the values depend on floating-point data, so they are computed again at each call.
+        texts: the conditions. Symbolic sizes are 2 or more, which torch takes for granted.
+    """
+
+    def __init__(self, sizes: Sizes, placeholders: Sequence[fx.Node], first: int) -> None:
+        self._sizes = sizes
+        self._first = first
+        self._traced = len(sizes.env.guards)
+        index = {node: i for i, node in enumerate(placeholders)}
+        self._symbols = {s: (index[node], axis) for s, (node, axis) in sizes.sources.items() if node in index}
+        self.texts: list[str] = []
+        self.update()
+
+    def update(self) -> list[sympy.Basic]:
+        """Compile again, with the guards that were added since; returns new conditions on data-dependent sizes."""
+        known, self._traced = self._traced, len(self._sizes.env.guards)
+        self._sizes.internal.update(range(known, self._traced))
+        conditions = self._sizes.conditions(self._first)
+        self.texts = [f"{s} >= 2" for s in self._symbols]
+        self.texts += [_PRINTER.doprint(c) for c in conditions if not self._sizes.depends_on_data(c)]
+        lines = ["def failed(flat):"]
+        lines += [f"    {s} = flat[{i}].size({axis})" for s, (i, axis) in self._symbols.items()]
+        lines += [f"    if not ({text}): return {i}" for i, text in enumerate(self.texts)]
+        self._failed = _define("\n".join([*lines, "    return None"]), "failed")
+        return [c for c in self._sizes.conditions(known) if self._sizes.depends_on_data(c)]
+
+    def failed(self, flat: Flat) -> str | None:
+        """The first condition that does not hold."""
+        position = self._failed(flat)
+        return None if position is None else self.texts[position]
+
+
+class ValueGuards:
+    """Python decisions on values, and conditions on data-dependent sizes: parts of the graph run to check them.
+
+    Args:
+        decisions: recorded decisions.
+        conditions: on data-dependent sizes.
+        size: gives the node that reads a symbol.
+        example: knows what a value depends on.
+        attribute: gives a function that reads a get_attr node's tensor.
+
+    Attributes:
+        texts: the conditions.
+        expensive: they depend on floating-point data, so they are computed again at each call.
+
+    Raises:
+        CaptureError: a decision depends on random numbers.
     """
 
     def __init__(
         self,
-        sizes: Sizes,
+        decisions: Sequence[ValueGuard],
+        conditions: Sequence[sympy.Basic],
+        size: Callable[[sympy.Symbol], fx.Node],
         example: Example,
-        placeholders: list[fx.Node],
-        values: list[ValueGuard],
-        attributes: list[AttributeGuard],
-        model: torch.nn.Module,
-        constants: dict[str, Tensor],
-        first: int,
+        attribute: Attribute,
     ) -> None:
-        self._sizes = sizes
-        self._index = {node: i for i, node in enumerate(placeholders)}
-        self._attributes = attributes
-        self._first = first
-        self._values = values
-        self._model = model
-        self._constants = constants
-        self._example = example
+        self.texts: list[str] = []
         self.expensive = False
-        self.values: list[str] = []
-        self._build_values()
-        self.update()
+        self._tests: list[tuple[Callable[..., bool], list[fx.Node]]] = []
+        for decision in decisions:
+            self._add(f"{decision} is {decision.value!r}", _equals(decision.value), [decision.node])
+        for condition in conditions:
+            symbols = sorted(condition.free_symbols, key=str)
+            source = f"def holds({', '.join(map(str, symbols))}):\n    return {_PRINTER.doprint(condition)}"
+            self._add(f"{condition}", _define(source, "holds"), [size(symbol) for symbol in symbols])
+        self._outputs = list(dict.fromkeys(node for _, nodes in self._tests for node in nodes))
+        self._evaluate = self._compile(example, attribute) if self._outputs else None
 
-    # ---- sizes of arguments
+    def _add(self, text: str, test: Callable[..., bool], nodes: list[fx.Node]) -> None:
+        self.texts.append(text)
+        self._tests.append((test, nodes))
 
-    def update(self) -> None:
-        """Read the guards of the ShapeEnv again; needed after anything else (AOTAutograd) has traced with the fakes."""
-        conditions = dict.fromkeys(
-            expr for i, expr in self._guard_exprs() if not self._is_data_dependent(expr) and self._relevant(i, expr)
-        )
-        symbols = {s: src for s, src in self._sizes.sources.items() if src[0] in self._index}
-        lines = ["def failed(flat):"]
-        for symbol, (node, axis) in symbols.items():
-            lines.append(f"    {symbol} = flat[{self._index[node]}].size({axis})")
-        self.shape = [f"{s} >= 2" for s in symbols] + [_PRINTER.doprint(expr) for expr in conditions]
-        lines += [f"    if not ({condition}): return {i}" for i, condition in enumerate(self.shape)]
-        lines.append("    return None")
-        self._failed_shape = _define("\n".join(lines))
-
-    def _guard_exprs(self) -> list[tuple[int, sympy.Basic]]:
-        return [(i, g.expr) for i, g in enumerate(self._sizes.env.guards) if i >= self._first]
-
-    def _is_data_dependent(self, expr: sympy.Basic) -> bool:
-        return not self._sizes.data_dependent.isdisjoint(expr.free_symbols)
-
-    def _relevant(self, position: int, expr: sympy.Basic) -> bool:
-        """False for torch's own questions whether a data-dependent size is one of the special cases 0 and 1."""
-        if position not in self._sizes.internal or not self._is_data_dependent(expr):
-            return True
-        generic = dict.fromkeys(expr.free_symbols, GENERIC_SIZE)
-        return not (len(generic) == 1 and expr.subs(generic) is sympy.true)
-
-    # ---- values
-
-    def _build_values(self) -> None:
-        outputs: list[fx.Node] = []
-        self._checks: list[_Check] = []
-
-        def output(node: fx.Node) -> int:
-            if node not in outputs:
-                outputs.append(node)
-            return outputs.index(node)
-
-        for guard in self._values:
-            text = f"{guard.name} at {guard.location or 'an unknown line'} is {guard.value!r}"
-            self._checks.append(_Check((output(guard.node),), _equals(guard.value), text))
-        for position, expr in self._guard_exprs():
-            if not self._is_data_dependent(expr) or not self._relevant(position, expr):
-                continue
-            symbols = sorted(expr.free_symbols, key=str)
-            nodes = []
-            for symbol in symbols:
-                nodes.append(output(self._sizes._symbol(symbol)))
-            arguments = ", ".join(map(str, symbols))
-            holds = _define(f"def holds({arguments}):\n    return {_PRINTER.doprint(expr)}")
-            self._checks.append(_Check(tuple(nodes), holds, f"data-dependent size: {expr}"))
-        self.values = [check.text for check in self._checks]
-        self._evaluate = self._evaluator(outputs) if outputs else None
-
-    def _evaluator(self, outputs: list[fx.Node]) -> Callable[[Sequence[Tensor]], Any]:
-        program = Program(outputs, self._example)
+    def _compile(self, example: Example, attribute: Attribute) -> Callable[[Flat], Any]:
+        program = Program(self._outputs, example)
         for node in program.nodes:
             if node.meta.get("random"):
                 where = node.meta["custom"]["gqc"]
-                raise CaptureError(
-                    "a Python decision depends on random numbers", module=where["module"], location=where["line"]
-                )
+                reason = "a Python decision depends on random numbers"
+                raise CaptureError(reason, module=where["module"], location=where["line"])
         self.expensive = not program.integer_only
         forward = program.forward if self.expensive else ByIdentity(program.forward)
-        read = [self._reader(node) for node in program.tensors]
-        sizes = [(self._index[node.args[0]], node.args[1]) for node in program.sizes]
+        index = {node: i for i, node in enumerate(self._outputs[0].graph.find_nodes(op="placeholder"))}
+        arguments = [operator.itemgetter(index[n]) for n in program.tensors if n.op == "placeholder"]
+        state = [attribute(n.target) for n in program.tensors if n.op == "get_attr"]
+        sizes = [(index[n.args[0]], n.args[1]) for n in program.sizes]
 
-        def evaluate(flat: Sequence[Tensor]) -> Any:
+        def evaluate(flat: Flat) -> Any:
+            tensors = [get(flat) for get in arguments] + [get() for get in state]
             with torch.no_grad():
-                return forward(*(get(flat) for get in read), *(flat[i].size(axis) for i, axis in sizes))
+                return forward(*tensors, *(flat[i].size(axis) for i, axis in sizes))
 
         return evaluate
 
-    def _reader(self, node: fx.Node) -> Callable[[Sequence[Tensor]], Tensor]:
-        if node.op == "placeholder":
-            return operator.itemgetter(self._index[node])
-        if node.target in self._constants:
-            constant = self._constants[node.target]
-            return lambda flat: constant
-        owner, _, name = node.target.rpartition(".")
-        module = self._model.get_submodule(owner)
-        return lambda flat: getattr(module, name)
-
-    def check(self, flat: Sequence[Tensor]) -> str | None:
-        """Why the capture does not hold for these inputs, ``None`` if it does."""
-        for guard in self._attributes:
-            if not guard.holds():
-                return f"attribute '{guard.name}' of module '{guard.module}' was {guard.value!r}"
-        failed = self._failed_shape(flat)
-        if failed is not None:
-            return f"argument sizes: not {self.shape[failed]}"
-        if self._evaluate is not None:
-            values = self._evaluate(flat)
-            for check in self._checks:
-                if not check.holds(*(values[i] for i in check.outputs)):
-                    return f"not {check.text}"
+    def failed(self, flat: Flat) -> str | None:
+        """The first condition that does not hold."""
+        if self._evaluate is None:
+            return None
+        values = dict(zip(self._outputs, self._evaluate(flat), strict=True))
+        for text, (holds, nodes) in zip(self.texts, self._tests, strict=True):
+            if not holds(*(values[node] for node in nodes)):
+                return text
         return None
 
 
-_PRINTER = PythonPrinter()
+class Guards:
+    """All assumptions of one capture: module attributes, argument sizes, values.
+
+    Args:
+        attributes, shapes, values: the assumptions.
+        late: makes value guards of conditions that are found after the capture.
+    """
+
+    def __init__(
+        self,
+        attributes: list[AttributeGuard],
+        shapes: ShapeGuards,
+        values: ValueGuards,
+        late: Callable[[list[sympy.Basic]], ValueGuards],
+    ) -> None:
+        self.attributes = attributes
+        self.shapes = shapes
+        self.values = [values]
+        self._late = late
+
+    @property
+    def expensive(self) -> bool:
+        """Whether floating-point data is computed again at each call."""
+        return any(values.expensive for values in self.values)
+
+    def update(self) -> None:
+        """Needed after anything else (AOTAutograd) has traced with the fakes, which adds conditions on sizes."""
+        if conditions := self.shapes.update():
+            self.values.append(self._late(conditions))
+
+    def check(self, flat: Flat) -> str | None:
+        """Why the capture does not hold for these inputs, ``None`` if it does."""
+        for guard in self.attributes:
+            if not guard.holds():
+                return f"attribute '{guard.name}' of module '{guard.module}' was {guard.value!r}"
+        if (text := self.shapes.failed(flat)) is not None:
+            return f"sizes of arguments: not {text}"
+        for values in self.values:
+            if (text := values.failed(flat)) is not None:
+                return f"values: not {text}"
+        return None
 
 
-def _define(source: str) -> Callable[..., Any]:
+def _define(source: str, name: str) -> Callable[..., Any]:
     """The function that ``source`` defines; it may use what torch's printer of size expressions writes."""
     namespace: dict[str, Any] = {"math": math, "torch": torch}
     exec(compile(source, "<gqc guard>", "exec"), namespace)
-    return next(value for name, value in namespace.items() if source.startswith(f"def {name}("))
+    return namespace[name]
 
 
 def _equals(expected: Any) -> Callable[[Any], bool]:

@@ -18,7 +18,7 @@ class Program:
     """Computes some nodes of a recorded graph, and nothing else.
 
     Attributes:
-        tensors: the placeholder and get_attr nodes whose tensors it reads, in the order of its arguments.
+        tensors: the placeholder and get_attr nodes whose tensors it reads: its arguments, in this order.
         sizes: the sym_size nodes of placeholders, whose values follow; the tensors themselves are not read for them.
         forward: the function of tensors and sizes; returns a tuple, one item an output.
     """
@@ -26,7 +26,9 @@ class Program:
     def __init__(self, outputs: Sequence[fx.Node], example: Example) -> None:
         nodes = example.ancestors(list(outputs), stop=is_argument_size)
         self.nodes = [node for node in outputs[0].graph.nodes if node in nodes]
-        self.tensors = [node for node in self.nodes if node.op in ("placeholder", "get_attr")]
+        self.tensors = sorted(
+            (node for node in self.nodes if node.op in ("placeholder", "get_attr")), key=lambda n: n.op == "get_attr"
+        )
         self.sizes = [node for node in self.nodes if is_argument_size(node)]
         graph = fx.Graph()
         copies = {node: graph.placeholder(node.name) for node in (*self.tensors, *self.sizes)}

@@ -42,7 +42,7 @@ class DataSchema:
 class DataAdapter:
     """Implements :class:`gqc.capture.graphs.GraphAdapter`.
 
-    Tensors are named by attribute, in a ``HeteroData`` behind the node or edge type: ``x``, ``paper|x``, ``a|to|b|index``.
+    Tensors are named by attribute, in a ``HeteroData`` behind its type: ``x``, ``paper|x``, ``a|to|b|edge_index``.
     """
 
     def matches(self, obj: object) -> bool:

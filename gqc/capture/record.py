@@ -6,20 +6,24 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch import SymBool, SymFloat, SymInt, Tensor, nn
 
 from gqc.capture.graphs import adapter_of, adapters
-from gqc.capture.guards import Guards
+from gqc.capture.guards import Guards, ShapeGuards, ValueGuards
 from gqc.capture.inputs import GraphArgument, InputPlan, read_call, substitute
 from gqc.capture.islands import FunctionCall, Island, StructureIsland, calling
+from gqc.capture.module_islands import ModuleIsland
 from gqc.capture.modules import ModuleWatch, preserved
 from gqc.capture.outputs import Argument, Attribute, Constant, GraphBack, GraphWrites, OutputPlan, Result, Size
+from gqc.capture.sizes import size_in
 from gqc.capture.structure import hoist_structure
 from gqc.capture.symbolic import symbolic_numbers
 from gqc.capture.tracer import Tracer
@@ -77,7 +81,8 @@ class Recording:
         self.fakes: list[Tensor] = []
         self.inputs = InputPlan(self.call.key)
         self.stand_ins: list[Any] = []
-        self._results: dict[fx.Node, int] = {}
+        self._attribute = partial(_attribute, model, self.tracer.constants)
+        self._results: dict[fx.Node, None] = {}
 
     # ---- arguments
 
@@ -113,8 +118,8 @@ class Recording:
             Exception: whatever the model's code raises on fake tensors, besides CaptureError.
         """
         grad = torch.is_grad_enabled()
-        state = random.getstate(), np.random.get_state()
         with ExitStack() as stack:
+            stack.enter_context(_no_random_numbers_from_elsewhere())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -125,15 +130,12 @@ class Recording:
             except BaseException:
                 self.watch.restore()
                 raise
-        if state[0] != random.getstate() or any(
-            not np.array_equal(a, b) for a, b in zip(state[1], np.random.get_state(), strict=True)
-        ):
-            random.setstate(state[0])
-            np.random.set_state(state[1])
-            raise CaptureError("forward draws random numbers from Python or NumPy; use torch's generator")
         plan = self._plan_outputs(out, writes)
-        guards = self._guards(first)
+        values = self._value_guards(first)
+        late = self._late_guards()
         graph = self._finish()
+        shapes = ShapeGuards(self.tracer.sizes, graph.graph.find_nodes(op="placeholder"), first)
+        guards = Guards(list(self.watch.reads.values()), shapes, values, late)
         return Captured(graph, self.fakes, self.inputs, plan, guards, self._used_islands(graph))
 
     def _trace(self) -> tuple[Any, int]:
@@ -174,38 +176,15 @@ class Recording:
     def _call_module(self, module: nn.Module, path: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if path not in self.islands:
             return run(module, *args, **kwargs)
-        operands: list[Any] = []
-        template = self._template((args, kwargs), operands)
-        island = _ModuleIsland(module, run, template, self.inputs)
+        island = ModuleIsland(module, run, args, kwargs, self.inputs.graphs, self.stand_ins)
         with torch._C.DisableTorchFunction(), preserved(module):
-            fakes = self.tracer.island(island, *operands, name=path, reason=self.islands[path])
-        return island.rebuild(fakes)
-
-    def _template(self, obj: Any, operands: list[Any]) -> Any:
-        """Module arguments with operands replaced by slots."""
-
-        def tensor(x: Tensor) -> _Slot:
-            operands.append(x)
-            return _Slot(len(operands) - 1)
-
-        def graph(g: Any) -> _GraphSlot:
-            index = next((i for i, s in enumerate(self.stand_ins) if s is g), None)
-            if index is None:
-                raise CaptureError("a graph that forward itself has made is passed to an eager island")
-            effects = self.inputs.graphs[index].adapter.effects(g)
-            return _GraphSlot(index, {k: None if v is None else tensor(v) for k, v in effects.items()})
-
-        def other(x: Any) -> Any:
-            return tensor(x) if isinstance(x, SymInt) else x
-
-        return substitute(obj, tensor, graph, other)
+            tensors = self.tracer.island(island, *island.operands, name=path, reason=self.islands[path])
+        return island.result(tensors)
 
     # ---- results
 
     def _plan_outputs(self, out: Any, writes: list[Any]) -> OutputPlan:
         leaves, spec = pytree.tree_flatten(out)
-        order: list[fx.Node] = []
-        self._order = order
         sources = [self._source(leaf) for leaf in leaves]
         graph_writes = []
         for i, (plan, stand_in) in enumerate(zip(self.inputs.graphs, self.stand_ins, strict=True)):
@@ -214,7 +193,7 @@ class Recording:
                 columns = {k: None if v is None else self._source(v) for k, v in effects.items()}
                 graph_writes.append(GraphWrites(i, columns))
         attribute_writes = [(w.module, w.name, self._source(w.value)) for w in writes]
-        self.tracer.graph.output(tuple(order))
+        self.tracer.graph.output(tuple(self._results))
         return OutputPlan(sources, spec, graph_writes, attribute_writes, self.inputs)
 
     def _source(self, leaf: Any) -> Any:
@@ -239,30 +218,28 @@ class Recording:
         raise CaptureError(f"forward returns an object of type {type(leaf).__qualname__}, which is not captured")
 
     def _position(self, node: fx.Node) -> int:
-        if node not in self._results:
-            self._results[node] = len(self._order)
-            self._order.append(node)
-        return self._results[node]
+        self._results.setdefault(node)
+        return list(self._results).index(node)
 
-    def _guards(self, first: int) -> Guards:
+    def _value_guards(self, first: int) -> ValueGuards:
         tracer = self.tracer
-        placeholders = [n for n in tracer.graph.nodes if n.op == "placeholder"]
-        reads = list(self.watch.reads.values())
-        return Guards(
-            tracer.sizes, tracer.example, placeholders, tracer.guards, reads, self.model, tracer.constants, first
-        )
+        conditions = [c for c in tracer.sizes.conditions(first) if tracer.sizes.depends_on_data(c)]
+        return ValueGuards(tracer.guards, conditions, tracer.sizes.symbol_node, tracer.example, self._attribute)
+
+    def _late_guards(self) -> Callable[[list[sympy.Basic]], ValueGuards]:
+        """Makes value guards after the graph has been rewritten, from a copy with all data-dependent sizes."""
+        complete = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        complete.graph_copy(self.tracer.graph, copies)
+        example = self.tracer.example.of_copy(copies)
+        attribute = self._attribute  # not self, which holds the real arguments
+        return lambda conditions: ValueGuards([], conditions, partial(size_in, complete), example, attribute)
 
     def _finish(self) -> fx.GraphModule:
         graph = self.tracer.graph
         hoist_structure(graph, self.tracer.example)
         graph.eliminate_dead_code(is_impure_node=_has_effect)
-        tensors: dict[str, Any] = {}
-        for node in graph.find_nodes(op="get_attr"):
-            if node.target in self.tracer.constants:
-                tensors[node.target] = self.tracer.constants[node.target]
-            else:
-                owner, _, name = node.target.rpartition(".")
-                tensors[node.target] = getattr(self.model.get_submodule(owner), name)
+        tensors = {node.target: self._attribute(node.target)() for node in graph.find_nodes(op="get_attr")}
         graph.lint()
         return fx.GraphModule(tensors, graph, class_name=type(self.model).__name__)
 
@@ -274,65 +251,31 @@ class Recording:
         ]
 
 
+@contextmanager
+def _no_random_numbers_from_elsewhere() -> Iterator[None]:
+    """Refuse what cannot be drawn anew at each call; also gives the generators the state that they had."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        drawn = python != random.getstate() or not all(map(np.array_equal, numpy, np.random.get_state()))
+        random.setstate(python)
+        np.random.set_state(numpy)
+    if drawn:
+        raise CaptureError("forward draws random numbers from Python or NumPy; use torch's generator")
+
+
+def _attribute(model: nn.Module, constants: dict[str, Tensor], name: str) -> Callable[[], Tensor]:
+    """Reads what a get_attr node stands for now."""
+    if name in constants:
+        return partial(constants.__getitem__, name)
+    owner, _, leaf = name.rpartition(".")
+    return partial(getattr, model.get_submodule(owner), leaf)
+
+
 def _has_effect(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or bool(node.meta.get("writes"))
 
 
 def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
-
-
-@dataclass(frozen=True)
-class _Slot:
-    index: int
-
-
-@dataclass(frozen=True)
-class _GraphSlot:
-    index: int
-    columns: dict[str, _Slot | None]
-
-
-class _ModuleIsland:
-    """Calls a module eagerly with real tensors in the places of its recorded arguments."""
-
-    def __init__(self, module: nn.Module, run: Callable[..., Any], template: Any, inputs: InputPlan) -> None:
-        self._module = module
-        self._run = run
-        self._template = template
-        self._inputs = inputs
-        self._spec: pytree.TreeSpec | None = None
-        self._constants: list[Any] = []
-
-    def __call__(self, *values: Any) -> list[Tensor]:
-        args, kwargs = pytree.tree_map(lambda x: self._fill(x, values), self._template)
-        leaves, spec = pytree.tree_flatten(self._run(self._module, *args, **kwargs))
-        constants = [None if isinstance(x, Tensor) else _Fixed(x) for x in leaves]
-        if self._spec is None:
-            self._spec, self._constants = spec, constants
-        elif (spec, constants) != (self._spec, self._constants):
-            raise CaptureError("it returned other constants or another structure than when it was captured")
-        return [x for x in leaves if isinstance(x, Tensor)]
-
-    def _fill(self, x: Any, values: tuple[Any, ...]) -> Any:
-        from gqc.capture.islands import current_graph
-
-        if isinstance(x, _Slot):
-            return values[x.index]
-        if isinstance(x, _GraphSlot):
-            adapter = self._inputs.graphs[x.index].adapter
-            graph = adapter.local(current_graph(x.index))
-            adapter.write_back(graph, {k: None if s is None else values[s.index] for k, s in x.columns.items()})
-            return graph
-        return x
-
-    def rebuild(self, fakes: list[Tensor]) -> Any:
-        """The module's result with fake tensors."""
-        tensors = iter(fakes)
-        leaves = [next(tensors) if c is None else c.value for c in self._constants]
-        return pytree.tree_unflatten(leaves, self._spec)
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    value: Any

@@ -78,6 +78,24 @@ class Sizes:
             if isinstance(size, SymInt) and size.node.expr.is_Symbol:
                 self.sources.setdefault(size.node.expr, (node, axis))
 
+    def conditions(self, first: int) -> list[sympy.Basic]:
+        """What must hold of the symbols: the ShapeEnv's guards from position ``first`` on.
+
+        Torch's own questions whether a data-dependent size is one of the special cases 0 and 1 are left out: what it
+        does for all other sizes is right for these two as well.
+        """
+        found = {}
+        for position, guard in enumerate(self.env.guards[first:], first):
+            generic = dict.fromkeys(guard.expr.free_symbols, GENERIC_SIZE)
+            special = position in self.internal and len(generic) == 1 and guard.expr.subs(generic) is sympy.true
+            if not (special and self.depends_on_data(guard.expr)):
+                found[guard.expr] = None
+        return list(found)
+
+    def depends_on_data(self, expr: sympy.Basic) -> bool:
+        """Whether an expression holds a symbol that is not the size of an argument."""
+        return not self.data_dependent.isdisjoint(expr.free_symbols)
+
     def node(self, size: SymInt | torch.SymFloat | torch.SymBool) -> Any:
         """The number or graph node that computes a symbolic number."""
         return self._expr(self.env.simplify(size.node.expr))
@@ -89,12 +107,17 @@ class Sizes:
             return float(expr)
         if expr not in self._nodes:
             tracer = _SizeTracer(self._graph)
-            env = {s: fx.Proxy(self._symbol(s), tracer) for s in expr.free_symbols}
+            env = {s: fx.Proxy(self.symbol_node(s), tracer) for s in expr.free_symbols}
             result = sympy_interp(OptimizedPythonReferenceAnalysis, env, expr)
             self._nodes[expr] = result.node if isinstance(result, fx.Proxy) else result
         return self._nodes[expr]
 
-    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
+    def symbol_node(self, symbol: sympy.Symbol) -> fx.Node:
+        """The node that reads a symbol's value.
+
+        Raises:
+            CaptureError: nothing has that size.
+        """
         if symbol not in self._nodes:
             if symbol not in self.sources:
                 raise CaptureError(f"size {symbol} has no tensor from which it could be read")
@@ -119,3 +142,18 @@ class _SizeTracer(fx.proxy.GraphAppendingTracer):
 def is_size(node: fx.Node) -> bool:
     """Whether a node is a size or size arithmetic."""
     return isinstance(node.meta.get("val"), (int, float, SymInt, SymFloat, SymBool))
+
+
+def size_in(graph: fx.Graph, symbol: sympy.Symbol) -> fx.Node:
+    """A new node of a recorded graph that reads a symbol from the first tensor that has it as a size.
+
+    Raises:
+        CaptureError: no tensor has it.
+    """
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+            if isinstance(size, SymInt) and size.node._expr == symbol:  # expr would be what torch has put in its place
+                with graph.inserting_after(node):
+                    return graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+    raise CaptureError(f"size {symbol} has no tensor from which it could be read")

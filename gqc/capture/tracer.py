@@ -68,10 +68,9 @@ class ValueGuard:
     value: Any
     location: str
 
-    @property
-    def name(self) -> str:
-        """What took the decision: ``bool``, ``item``, ``equal``."""
-        return str(getattr(self.node.target, "__name__", self.node.target)).strip("_")
+    def __str__(self) -> str:
+        decision = str(getattr(self.node.target, "__name__", self.node.target)).strip("_")
+        return f"{decision} at {self.location or 'an unknown line'}"
 
 
 class RandomWatch(TorchDispatchMode):

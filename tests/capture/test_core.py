@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -501,6 +503,16 @@ def test_an_argument_written_in_place() -> None:
     x, out = rows(5), torch.zeros(5, 6)
     assert run_captured(captured, (x, out)) is out
     torch.testing.assert_close(out, model.linear(x))
+
+
+def test_a_capture_does_not_keep_the_arguments_alive() -> None:
+    x, index = rows(9), torch.arange(9)
+    captured = capture(Function(lambda h, i: h[i > 3] * 2 if (i > 2).any() else h), (x, index))
+    alive = [weakref.ref(t) for t in (x, index)]
+    del x, index
+    gc.collect()
+    assert captured.guards
+    assert [ref() for ref in alive] == [None, None]
 
 
 # ---- through AOTAutograd
