@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils._sympy.printers import PythonPrinter
 
 from gqc.capture.example import Example
+from gqc.capture.islands import Island
 from gqc.capture.memory import ByIdentity
 from gqc.capture.modules import AttributeGuard
-from gqc.capture.program import Program
-from gqc.capture.sizes import Sizes
+from gqc.capture.program import Program, is_argument_size
+from gqc.capture.sizes import Sizes, is_size
 from gqc.capture.tracer import ValueGuard
 from gqc.errors import CaptureError
 
@@ -80,7 +81,7 @@ class ValueGuards:
         expensive: they depend on floating-point data, so they are computed again at each call.
 
     Raises:
-        CaptureError: a decision depends on random numbers.
+        CaptureError: a decision depends on random numbers or on what an eager island computes.
     """
 
     def __init__(
@@ -108,12 +109,9 @@ class ValueGuards:
         self._tests.append((test, nodes))
 
     def _compile(self, example: Example, attribute: Attribute) -> Callable[[Flat], Any]:
+        for node in self._outputs:
+            _check_repeatable(node, example)
         program = Program(self._outputs, example)
-        for node in program.nodes:
-            if node.meta.get("random"):
-                where = node.meta["custom"]["gqc"]
-                reason = "a Python decision depends on random numbers"
-                raise CaptureError(reason, module=where["module"], location=where["line"])
         self.expensive = not program.integer_only
         forward = program.forward if self.expensive else ByIdentity(program.forward)
         index = {node: i for i, node in enumerate(self._outputs[0].graph.find_nodes(op="placeholder"))}
@@ -180,6 +178,19 @@ class Guards:
             if (text := values.failed(flat)) is not None:
                 return f"values: not {text}"
         return None
+
+
+def _check_repeatable(decided: fx.Node, example: Example) -> None:
+    """Refuse a decision whose value cannot be computed once more beside the call itself."""
+    for node in example.ancestors([decided], stop=is_argument_size):
+        if node.meta.get("random"):
+            reason = "random numbers"
+        elif isinstance(node.target, Island) and not node.target.pure:
+            reason = f"'{node.target.name}', which runs eagerly ({node.target.reason})"
+        else:
+            continue
+        where = (decided.args[0] if is_size(decided) else decided).meta["custom"]["gqc"]
+        raise CaptureError(f"a Python decision depends on {reason}", module=where["module"], location=where["line"])
 
 
 def _define(source: str, name: str) -> Callable[..., Any]:
