@@ -225,3 +225,34 @@ def _numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
 
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+@_for(Tensor.to)
+def _to(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """``x.to(other)`` reads the dtype of ``other``, not its values, so it does not tie structure to features."""
+    tensor, *rest = args
+    if rest and isinstance(rest[0], Tensor):
+        rest[:1] = [rest[0].device, rest[0].dtype]
+    return tracer.record(func, (tensor, *rest), kwargs)
+
+
+@_for(Tensor.type_as)
+def _type_as(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return tracer.record(Tensor.to, (args[0], args[1].dtype), kwargs)
+
+
+@_for(Tensor.new_zeros, Tensor.new_ones)
+def _new(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Constants in the dtype of a tensor whose values they do not read."""
+    like, *size = args
+    make = torch.zeros if func is Tensor.new_zeros else torch.ones
+    return tracer.record(make, tuple(size), {"dtype": like.dtype, "device": like.device} | kwargs)
+
+
+@_for(torch.zeros_like, torch.ones_like)
+def _like(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    (like,) = args
+    if "memory_format" in kwargs or not like.is_contiguous():
+        return tracer.record(func, args, kwargs)
+    make = torch.zeros if func is torch.zeros_like else torch.ones
+    return tracer.record(make, (like.shape,), {"dtype": like.dtype, "device": like.device} | kwargs)
