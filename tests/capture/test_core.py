@@ -133,7 +133,7 @@ def test_a_branch_on_a_data_dependent_size_is_guarded() -> None:
 
 
 def test_structure_is_computed_once_a_graph() -> None:
-    model = Function(lambda h, e: torch.zeros_like(h).index_add(0, e[1][e[0] != e[1]], h[e[0][e[0] != e[1]]]))
+    model = Function(lambda h, e: (h * 0).index_add(0, e[1][e[0] != e[1]], h[e[0][e[0] != e[1]]]))
     edges = torch.randint(0, 7, (2, 30))
     captured = check(model, (rows(7), edges))
     assert captured.islands == []
