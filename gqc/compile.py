@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from gqc.capture import Call, UncapturedInput, capture, is_capturing, read_call
-from gqc.errors import CaptureError, FallbackWarning
+from gqc.capture import Call, capture, is_capturing, read_call
+from gqc.errors import CaptureError, FallbackWarning, InputError
 from gqc.keys import mode_key, module_key
 from gqc.policy import Policy
 from gqc.seed import SeedSource
@@ -73,6 +75,13 @@ def _compiled_class(original: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module) -> CompileState:
         return state_of(self)
 
+    def replace_forward(self: nn.Module, function: Callable[..., Any]) -> None:
+        state = state_of(self)
+        if function is state:  # what reading the attribute gave is put back
+            vars(state.model).pop("forward", None)
+        else:
+            state.model.forward = function
+
     def reduce(self: nn.Module) -> tuple[Any, ...]:
         state = state_of(self)
         return compile, (state.model, state.policy)
@@ -83,7 +92,7 @@ def _compiled_class(original: type[nn.Module]) -> type[nn.Module]:
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "__reduce__": reduce,
-        "forward": property(forward),
+        "forward": property(forward, replace_forward),
     }
     return type(original.__name__, (original,), body)
 
@@ -96,10 +105,24 @@ class Fallback:
     location: str
     reason: str
 
+    @classmethod
+    def of(cls, failure: Exception) -> Fallback:
+        """What to tell of an exception that capturing, compiling or running compiled code has raised."""
+        if isinstance(failure, CaptureError):
+            return cls(failure.module, failure.location, failure.reason)
+        if isinstance(failure, InputError):
+            return cls("", "", str(failure))
+        return cls("", "", f"its compiled form failed with {type(failure).__name__}: {failure}")
+
+    def __str__(self) -> str:
+        return str(CaptureError(self.reason, module=self.module, location=self.location))
+
 
 @dataclass
 class CompileState:
     """The compiled variants of one model; calling it runs the model's forward.
+
+    Whatever goes wrong on the way, the call then runs eagerly: so a call that eager refuses raises eager's own error.
 
     Attributes:
         model: the eager model that shares its state with the compiled one.
@@ -124,35 +147,66 @@ class CompileState:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_capturing():
             return self.model.forward(*args, **kwargs)  # part of a larger model that is compiled as a whole
+        key: Hashable = None
+        variant: Variant | None = None
+        failure: Exception | None = None
         try:
             call = read_call(args, kwargs)
-        except UncapturedInput as error:
-            return self._fall_back(str(error), CaptureError(str(error)), args, kwargs)
-        key = (call.key, module_key(self.model), mode_key())
+            key = (call.key, module_key(self.model), mode_key())
+            variant, _ = self._find(key, call)
+            if variant is None and key not in self.fallbacks and _ALL_OTHERS not in self.fallbacks:
+                variant = self._compile(key, call, args, kwargs)
+            if variant is not None:
+                return variant.run(call, args, kwargs)
+        except _FAILURES as error:
+            failure = error
+        result = self.model.forward(*args, **kwargs)
+        if failure is not None:
+            self._fall_back(key if key is not None else str(failure), variant, failure)
+        return result
+
+    def _find(self, key: Hashable, call: Call) -> tuple[Variant | None, str]:
+        """The variant that serves a call, or ``None`` and why there is none."""
         why = "first call with inputs of this kind"
         for variant in self.variants.get(key, ()):
             failed = variant.captured.guards.check(call.flat)
             if failed is None:
-                return variant.run(call, args, kwargs)
+                return variant, ""
             why = f"guard failed: {failed}"
-        if key in self.fallbacks:
-            return self.model.forward(*args, **kwargs)
-        return self._compile(key, why, call, args, kwargs)
+        return None, why
 
-    def _compile(self, key: Hashable, why: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            if self.num_variants >= MAX_VARIANTS:
-                raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
-            variant = Variant.build(self.model, capture(self.model, args, kwargs), self.policy, self.seed, why)
-        except CaptureError as error:
-            return self._fall_back(key, error, args, kwargs)
-        self.variants.setdefault(key, []).append(variant)
-        return variant.run(call, args, kwargs)
+    def _compile(self, key: Hashable, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        with _COMPILING, saved_tensors_hooks(_itself, _itself):
+            variant, why = self._find(key, call)
+            if variant is None:  # no other thread has compiled it meanwhile
+                if self.num_variants >= MAX_VARIANTS:
+                    raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
+                captured = capture(self.model, args, kwargs)
+                variant = Variant.build(self.model, captured, self.policy, self.seed, why)
+                self.variants.setdefault(key, []).append(variant)
+        return variant
 
-    def _fall_back(self, key: Hashable, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self.model.forward(*args, **kwargs)
+    def _fall_back(self, key: Hashable, variant: Variant | None, failure: Exception) -> None:
+        """Remember that calls of this kind run eagerly, and say so once."""
+        if variant is not None and variant in self.variants.get(key, ()):
+            self.variants[key].remove(variant)
+        if self.num_variants >= MAX_VARIANTS:
+            key = _ALL_OTHERS
         if key not in self.fallbacks:
-            self.fallbacks[key] = Fallback(error.module, error.location, error.reason)
-            message = f"{error}. It runs in eager full precision; see gqc.explain(model)."
-            warnings.warn(message, FallbackWarning, stacklevel=6)
-        return result
+            self.fallbacks[key] = fallback = Fallback.of(failure)
+            message = f"{fallback}. It runs in eager full precision; see gqc.explain(model)."
+            warnings.warn(message, FallbackWarning, stacklevel=5)
+
+
+_ALL_OTHERS = "all kinds of calls that were not compiled before the limit was reached"
+
+_COMPILING = threading.RLock()
+"""Capture replaces functions of torch and of graph libraries, so one thread at a time does it."""
+
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What torch, a model or gqc raises for a call; not what checkpointing raises to stop a recomputation early."""
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    """Saved-tensor hooks of the caller (checkpointing, offloading) are not meant for what a capture computes."""
+    return tensor

@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 def module_key(model: nn.Module) -> Hashable:
-    """Training flags, hooks and the dtype, device and ``requires_grad`` of every parameter, in module order."""
+    """The modules, and of each its training flag, hooks and replaced forward and what its parameters are like.
+
+    Modules are told apart by identity; who keeps a key keeps the modules too.
+    """
     key: list[Any] = []
     _visit(model, key)
     return tuple(key)
@@ -22,11 +27,10 @@ def module_key(model: nn.Module) -> Hashable:
 
 def _visit(module: nn.Module, key: list[Any]) -> None:
     state = module.__dict__
-    key.append(state["training"])
-    if state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"]:
-        key.append(
-            tuple(state["_forward_hooks"]) + tuple(state["_forward_pre_hooks"]) + tuple(state["_backward_hooks"])
-        )
+    key.append((id(module), state["training"], state.get("forward")))
+    for hooks in map(state.__getitem__, _HOOKS):
+        if hooks:
+            key.append(tuple(hooks))
     for parameter in state["_parameters"].values():
         if parameter is not None:
             key.append((parameter.dtype, parameter.is_cpu, parameter.requires_grad))

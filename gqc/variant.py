@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from gqc.capture import Call, Captured, calling
-from gqc.errors import CaptureError, GqcError
+from gqc.errors import CaptureError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
 from gqc.passes import run as run_passes
@@ -59,7 +59,7 @@ class IslandStep:
     call: IslandCall
 
     def __call__(self, values: dict[str, Any]) -> None:
-        results = self.call.graph(*[values[name] for name in self.call.reads])
+        results = self.call.graph.forward(*[values[name] for name in self.call.reads])
         values.update(zip(self.call.writes, results, strict=True))
 
 
@@ -73,6 +73,7 @@ class Variant:
         names: the values that the tensors of a call become.
         results: the values that make up the model's output.
         why: why it was compiled.
+        modules: kept alive, because the key that leads to this variant tells modules apart by identity.
     """
 
     captured: Captured
@@ -80,6 +81,7 @@ class Variant:
     names: tuple[str, ...]
     results: tuple[str, ...]
     why: str
+    modules: tuple[nn.Module, ...]
 
     @classmethod
     def build(cls, model: nn.Module, captured: Captured, policy: Policy, seed: SeedSource, why: str) -> Variant:
@@ -104,7 +106,7 @@ class Variant:
         graph = captured.graph.graph
         names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
         results = tuple(n.name for n in graph.output_node().args[0])  # type: ignore[union-attr]
-        return cls(captured, steps, names, results, why)
+        return cls(captured, steps, names, results, why, tuple(model.modules()))
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model on a call and give its result the structure that the model's forward returns."""
@@ -132,10 +134,8 @@ def _tracing_modes() -> Iterator[None]:
 def _compile(model: nn.Module, captured: Captured, stage: Stage, policy: Policy, seed: SeedSource) -> CompiledStage:
     try:
         joint = build_joint(stage.graph, stage.fakes)
-    except GqcError:
-        raise
     except Exception as error:
-        # Whatever torch could not differentiate on symbolic sizes still runs eagerly.
+        # Whatever torch cannot differentiate as a flat graph with symbolic sizes still runs eagerly.
         raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error
     results = {n.name for n in captured.graph.graph.output_node().all_input_nodes}
     joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in results)
