@@ -20,13 +20,19 @@ EAGER, INT8 = "DGL fp32", "gqc int8"
 Step = Callable[[], float]
 
 
-def training_steps(how: Recipe, data: NodeData, hidden: int | None) -> dict[str, Step]:
+def training_steps(how: Recipe, data: NodeData, hidden: int | None, dropout: bool) -> dict[str, Step]:
     """One full training step (forward, loss, backward, optimizer) of each contestant; :data:`EAGER` is the base.
 
     Args:
         data: as :meth:`Recipe.prepare` gives it.
+        hidden: width of the hidden layer, ``None`` for the recipe's.
+        dropout: False trains without, since torch's drawing of masks can outweigh all the rest of a step.
     """
     model = how.model(data, hidden)
+    if not dropout:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
     contestants: dict[str, nn.Module] = {
         EAGER: model,
         INT8: gqc.compile(copy.deepcopy(model)),

@@ -31,7 +31,7 @@ def measure(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     for name in args.model:
         torch.manual_seed(0)
         how = recipe(name, args.data)
-        steps = training_steps(how, how.prepare(data), args.hidden)
+        steps = training_steps(how, how.prepare(data), args.hidden, args.dropout)
         first = {}
         for contestant in list(steps):
             try:
@@ -40,13 +40,16 @@ def measure(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
                 console.print(f"{contestant} cannot run {name}: {error}")
                 del steps[contestant]
         timings = paired(steps, args.rounds)
-        title = f"{name} on {data.summary()}; malloc {malloc.current()}, {torch.get_num_threads()} threads"
-        console.print(table(title, timings, first))
+        setting = (
+            f"malloc {malloc.current()}, {torch.get_num_threads()} threads, dropout {'on' if args.dropout else 'off'}"
+        )
+        console.print(table(f"{name} on {data.summary()}; {setting}", timings, first))
         records += [
             {
                 "model": name,
                 "data": args.data,
                 "malloc": malloc.current(),
+                "dropout": args.dropout,
                 "contestant": contestant,
                 "median_ms": 1e3 * timing.median,
                 "quartiles_ms": [1e3 * bound for bound in timing.quartiles],
@@ -84,6 +87,7 @@ def in_child(args: argparse.Namespace, setting: str) -> list[dict[str, Any]]:
         arguments += ["--malloc", setting, "--json", result, "--model", *args.model]
         arguments += ["--data-root", args.data_root] if args.data_root else []
         arguments += ["--hidden", args.hidden] if args.hidden else []
+        arguments += [] if args.dropout else ["--no-dropout"]
         malloc.run_module("benchmarks.step", list(map(str, arguments)), setting)
         return json.loads(result.read_text())
 
@@ -95,6 +99,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="folder that holds Planetoid/<Name>/raw")
     parser.add_argument("--nodes", type=int, default=20_000, help="size of the generated graph")
     parser.add_argument("--hidden", type=int, help="width of the hidden layer (a head's width for gat)")
+    parser.add_argument("--dropout", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--malloc", nargs="+", choices=malloc.SETTINGS, default=list(malloc.SETTINGS))
