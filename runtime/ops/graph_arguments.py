@@ -28,12 +28,12 @@ def is_int64(g: Sequence[Tensor]) -> bool:
     """Whether the relation's index type is int64 (else int32).
 
     Raises:
-        KernelError: if it is neither, or a tensor differs in type, is not contiguous or not on the CPU.
+        KernelError: if it is neither, or a tensor differs in type or is not contiguous.
     """
     dtype = g[0].dtype
     for tensor in g:
-        if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
-            raise KernelError("a relation needs 8 contiguous CPU tensors of one index type: rebuild it from the graph")
+        if tensor.dtype is not dtype or not tensor.is_contiguous():
+            raise KernelError("a relation needs 8 contiguous tensors of one index type: rebuild it from the graph")
     if dtype is torch.int64:
         return True
     if dtype is torch.int32:
@@ -42,16 +42,16 @@ def is_int64(g: Sequence[Tensor]) -> bool:
 
 
 def check_rows(name: str, g: Sequence[Tensor], x: Tensor, target: str) -> None:
-    """Refuse features that are not on the CPU or have another number of rows than the graph.
+    """Refuse features with another number of rows than the graph has.
 
     Raises:
         KernelError: naming what the rows stand for.
     """
     rows = num_rows(g, target)
-    if x.dim() == 0 or x.shape[0] != rows or not x.is_cpu:
+    if x.dim() == 0 or x.shape[0] != rows:
         raise KernelError(
-            f"gqc.{name}: features of shape {list(x.shape)} on {x.device} for a graph with {rows} "
-            f"{_STANDS_ON[target]}: they must have {rows} rows and stand on the CPU"
+            f"gqc.{name}: features of shape {list(x.shape)} for a graph with {rows} {_STANDS_ON[target]}: "
+            f"they must have {rows} rows"
         )
 
 
@@ -120,6 +120,10 @@ def quantized_or_float32(x: Tensor | None, scale: Tensor | None) -> Tensor | Non
 
 def float32(x: Tensor) -> Tensor:
     """``x`` as the kernels read it: contiguous float32."""
+    if x.dtype is torch.float32 and x.is_contiguous():
+        return x
+    if x.dtype is torch.float32 and x.is_contiguous():
+        return x
     return x.to(torch.float32).contiguous()
 
 

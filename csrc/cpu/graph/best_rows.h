@@ -8,6 +8,9 @@
 
 namespace gqc::GQC_ISA {
 
+// Vectors that are compared at a time: each takes two registers, of which AVX-512 has 32 and others 16.
+constexpr int kBestTile = kWidest == 16 ? 8 : 4;
+
 struct Max {
     template <typename V>
     static auto wins(V x, V best) {
@@ -46,14 +49,7 @@ class BestRows {
         if (!chunks_.ok()) return kOutOfMemory;
         with_lanes(chunks_.lanes, [&](auto lanes) {
             for_row_ranges(threads, rows_, layout_.width(), [&](int64_t first, int64_t last) {
-                for (int64_t v = first; v < last; ++v) {
-                    const Chunk* chunk = chunks_.get();
-                    const Chunk* const end = chunk + chunks_.count;
-                    for (; end - chunk >= Tile; chunk += Tile) tile<lanes, Tile>(v, chunk);
-                    if constexpr (Tile > 1) {
-                        for (; chunk != end; ++chunk) tile<lanes, 1>(v, chunk);
-                    }
-                }
+                for (int64_t v = first; v < last; ++v) row<lanes, Tile>(v);
             });
         });
         return nullptr;
@@ -61,31 +57,47 @@ class BestRows {
 
   private:
     template <int Lanes, int Tile>
-    void tile(int64_t v, const Chunk* chunk) const {
-        const int64_t begin = rows_.indptr[v], end = rows_.indptr[v + 1];
-        Vector<Value, Lanes> best[Tile] = {};
-        Vector<int32_t, Lanes> position[Tile] = {};
-        if (begin < end) {
-            for (int k = 0; k < Tile; ++k) best[k] = message<Lanes>(begin, chunk[k]);
+    void row(int64_t v) const {
+        if (rows_.indptr[v] == rows_.indptr[v + 1]) {
+            const int64_t width = layout_.width();
+            for (int64_t i = v * width; i < (v + 1) * width; ++i) out_[i] = 0.0f * scale_, arg_[i] = -1;
+            return;
         }
+        const Chunk* chunk = chunks_.get();
+        const Chunk* const end = chunk + chunks_.count;
+        for (; end - chunk >= Tile; chunk += Tile) tile<Lanes, Tile>(v, chunk);
+        if constexpr (Tile > 1) {
+            for (; chunk != end; ++chunk) tile<Lanes, 1>(v, chunk);
+        }
+    }
+
+    template <int Lanes, int Tile>
+    void tile(int64_t v, const Chunk* chunk) const {
+        constexpr int kVectorsPerLine = vectors_per_line<A>(Lanes);
+        const int64_t begin = rows_.indptr[v], end = rows_.indptr[v + 1], last = rows_.entries() - 1;
+        Vector<Value, Lanes> best[Tile];
+        Vector<int32_t, Lanes> position[Tile] = {};
+        for (int k = 0; k < Tile; ++k) best[k] = message<Lanes>(begin, chunk[k]);
         for (int64_t p = begin + 1; p < end; ++p) {
             const Vector<int32_t, Lanes> here = broadcast<Lanes>(static_cast<int32_t>(p - begin));
-#pragma GCC unroll 4
+            const A* const ahead = lhs_.row(p + kAhead < last ? p + kAhead : last, layout_.lhs_width);
+#pragma GCC unroll 8
             for (int k = 0; k < Tile; ++k) {
+                if (k % kVectorsPerLine == 0) __builtin_prefetch(ahead + chunk[k].lhs);
                 const Vector<Value, Lanes> x = message<Lanes>(p, chunk[k]);
                 const auto wins = Order::wins(x, best[k]) | (x != x);
                 best[k] = wins ? x : best[k];
                 position[k] = wins ? here : position[k];
             }
         }
+        const Index* __restrict const eids = eids_ + begin;
         for (int k = 0; k < Tile; ++k) {
             const int64_t at = v * layout_.width() + chunk[k].out;
             put(out_ + at, to_float<Lanes>(best[k]) * scale_);
             int32_t from[Lanes];
             put(from, position[k]);
-            for (int i = 0; i < Lanes; ++i) {
-                arg_[at + i] = begin < end ? static_cast<int64_t>(eids_[begin + from[i]]) : int64_t{-1};
-            }
+            int64_t* __restrict const arg = arg_ + at;
+            for (int i = 0; i < Lanes; ++i) arg[i] = eids[from[i]];
         }
     }
 

@@ -14,6 +14,16 @@ struct Rows {
     int64_t entries() const { return indptr[count]; }
 };
 
+// Entries between the one that is worked on and the one whose features are fetched into the cache.
+constexpr int64_t kAhead = 12;
+
+// Vectors of a row of T that share a cache line.
+template <typename T>
+constexpr int vectors_per_line(int lanes) {
+    const int size = lanes * static_cast<int>(sizeof(T));
+    return size < 64 ? 64 / size : 1;
+}
+
 // Features read by the entries of a matrix: entry p reads row rows[p] of data.
 template <typename T, typename Index>
 struct Operand {

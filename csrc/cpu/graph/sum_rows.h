@@ -8,9 +8,6 @@
 
 namespace gqc::GQC_ISA {
 
-// Entries between the one that is added and the one whose row is fetched into the cache.
-constexpr int64_t kAhead = 12;
-
 // Sum of Op(lhs, rhs) in each row, times `scale`; `largest` gets the magnitude() of the largest output. Operands of
 // int8 are added up in int32, others in float. Steps are those of FeatureLayout, known to the compiler.
 template <typename Op, typename A, int StepA, typename B, int StepB, typename Index>
@@ -82,7 +79,7 @@ class SumRows {
     template <int Lanes, int Tile>
     __attribute__((always_inline)) void add(int64_t begin, int64_t end, const Chunk* chunk,
                                             Vector<Sum, Lanes>* sum) const {
-        constexpr int kVectorsPerLine = 64 / (Lanes * sizeof(A)) > 0 ? 64 / (Lanes * sizeof(A)) : 1;
+        constexpr int kVectorsPerLine = vectors_per_line<A>(Lanes);
         const int64_t last = rows_.entries() - 1;
         int64_t at_lhs[Tile], at_rhs[Tile];
         for (int k = 0; k < Tile; ++k) at_lhs[k] = chunk[k].lhs, at_rhs[k] = chunk[k].rhs;

@@ -37,10 +37,11 @@ class Heads {
 
     // For a row of `count` vectors: fill the state, and reduce it so that each element holds the value of its head.
     void fill(int64_t count, float x) const {
-        for (int64_t i = 0; i < used(count); ++i) state_[i] = x;
+        for (int64_t i = 0; i < used(count); i += kWidest) put(state_.get() + i, broadcast<kWidest>(x));
     }
     template <typename Combine>
     void reduce(int64_t count, const Combine& combine) const {
+        if (period_ == 1) return reduce_vector(combine);
         const int64_t n = used(count);
         for (int64_t i = heads_; i < n; ++i) state_[i % heads_] = combine(state_[i % heads_], state_[i]);
         for (int64_t i = heads_; i < n; ++i) state_[i] = state_[i - heads_];
@@ -48,6 +49,18 @@ class Heads {
 
   private:
     int64_t used(int64_t count) const { return (count < period_ ? count : period_) * kWidest; }
+
+    // The heads divide the vector: combine it with itself, turned by 1, 2, 4, .. edges.
+    template <typename Combine>
+    void reduce_vector(const Combine& combine) const {
+        Vector<int32_t, kWidest> lane;
+        for (int i = 0; i < kWidest; ++i) lane[i] = i;
+        Floats x = at(state_.get());
+        for (int32_t turn = static_cast<int32_t>(heads_); turn < kWidest; turn *= 2) {
+            x = combine(x, __builtin_shuffle(x, (lane + turn) & (kWidest - 1)));
+        }
+        put(state_.get(), x);
+    }
 
     const int64_t heads_, period_;
     const Buffer<float> state_;
@@ -90,14 +103,14 @@ struct EdgeRows {
 void softmax(float* row, int64_t count, const Heads& state) {
     state.fill(count, -__builtin_inff());
     for (int64_t i = 0; i < count; ++i) put(state.of(i), larger(at(row + i * kWidest), at(state.of(i))));
-    state.reduce(count, [](float a, float b) { return larger(a, b); });
+    state.reduce(count, [](auto a, auto b) { return larger(a, b); });
     for (int64_t i = 0; i < count; ++i) {
         float* const x = row + i * kWidest;
         put(x, exp_of_negative<kWidest>(at(x) - at(state.of(i))));
     }
     state.fill(count, 0.0f);
     for (int64_t i = 0; i < count; ++i) put(state.of(i), at(state.of(i)) + at(row + i * kWidest));
-    state.reduce(count, [](float a, float b) { return a + b; });
+    state.reduce(count, [](auto a, auto b) { return a + b; });
     for (int64_t i = 0; i < count; ++i) put(row + i * kWidest, at(row + i * kWidest) / at(state.of(i)));
 }
 
@@ -109,7 +122,7 @@ void softmax_gradient(const float* out, float* row, int64_t count, const Heads& 
         put(product, at(product) * at(out + i * kWidest));
         put(state.of(i), at(state.of(i)) + at(product));
     }
-    state.reduce(count, [](float a, float b) { return a + b; });
+    state.reduce(count, [](auto a, auto b) { return a + b; });
     for (int64_t i = 0; i < count; ++i) {
         float* const product = row + i * kWidest;
         put(product, at(product) - at(out + i * kWidest) * at(state.of(i)));

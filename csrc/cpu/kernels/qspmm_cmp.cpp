@@ -16,7 +16,7 @@ GQC_KERNEL(qspmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t
             return BestRows<decltype(order), Copy, int8_t, 1, int8_t, 1, Index>(
                        {static_cast<const Index*>(indptr), rows}, static_cast<const Index*>(eids), operand, operand,
                        *layout, *scale, out, arg)
-                .template run<4>(threads);
+                .template run<kBestTile>(threads);
         };
         return is_max ? best(Max()) : best(Min());
     });

@@ -29,7 +29,7 @@ struct SpmmCmp {
         }
         switch (op) {
             case kCopy:
-                return best<Order, Copy, 1, 1, 4>();
+                return best<Order, Copy, 1, 1, kBestTile>();
             case kMul:
                 return layout.rhs_step == 0 ? best<Order, Mul, 1, 0, 1>() : best<Order, Mul, 1, 1, 1>();
             case kAdd:
