@@ -28,10 +28,9 @@ SIGNATURES = {
     # graph
     "spmm": "iiippppppp",
     "qspmm": "iiipppppppppp",
-    "spmm_cmp": "iiiippppppppp",
+    "spmm_cmp": "iiipppppipp",
     "spmm_cmp_bwd": "iippppip",
     "spmm_cmp_bwd_src": "iiipppip",
-    "qspmm_cmp": "iiipppppppp",
     "sddmm": "iiipppppp",
     "qsddmm": "iiipppppppp",
     "edge_softmax": "iipppip",

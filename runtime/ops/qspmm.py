@@ -19,6 +19,7 @@ from gqc.runtime.ops.graph_arguments import (
     quantized_or_float32,
 )
 from gqc.runtime.ops.library import define, refuse_gradient
+from gqc.runtime.ops.spmm_cmp import best_rows
 from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst
 
 
@@ -78,17 +79,7 @@ def _qspmm_cmp(g: list[Tensor], reduce: str, u: Tensor, u_scale: Tensor, dtype: 
     check_reduce("qspmm_cmp", reduce)
     check_operands("qspmm_cmp", "copy_lhs", g, (u, "u"), (None, "e"))
     check_quantized("qspmm_cmp", (u, u_scale), dtype=dtype)
-    u = u.contiguous()
-    layout = layout_of("copy_lhs", u, None)
-    out = g[0].new_empty((num_dst(g), *layout.features), dtype=torch.float32)
-    arg = out.new_empty(out.shape, dtype=torch.int64)
-    if out.numel():
-        native.run(
-            "qspmm_cmp",
-            *(reduce == "max", is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
-            *(u.data_ptr(), g[CSC_INDICES].data_ptr(), u_scale.data_ptr()),
-            *(layout.address, out.data_ptr(), arg.data_ptr()),
-        )
+    out, arg = best_rows(g, reduce, u.contiguous(), g[CSC_INDICES], u_scale)
     return out.to(dtype), arg
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import native
-from gqc.runtime.features import out_features, reduce_features
+from gqc.runtime.features import COPY, out_features, reduce_features
 from gqc.runtime.ops.edge_gradient import sum_at, sum_of_products
-from gqc.runtime.ops.feature_layout import OP_CODES, layout_of
 from gqc.runtime.ops.graph_arguments import (
     address,
     check_floats,
@@ -36,21 +35,24 @@ def _spmm_cmp(g: list[Tensor], op: str, reduce: str, u: Tensor | None, e: Tensor
     dtype = result_dtype(u, e)
     if dtype is torch.float64:
         return reference.spmm_cmp(g, op, reduce, u, e)
-    if op == "sub":
-        op, e = "add", -e
-    u, e = (None if x is None else float32(x) for x in (u, e))
-    sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
-    lhs, lhs_rows, rhs, rhs_rows = (e, eids, None, None) if u is None else (u, sources, e, eids)
-    layout = layout_of(op, lhs, rhs)
-    out = lhs.new_empty((num_dst(g), *layout.features))
+    if op not in COPY:
+        op, e = "copy_rhs", torch.ops.gqc.sddmm(g, op, u, e, "u", "e")
+    x, rows = (float32(u), g[CSC_INDICES]) if op == "copy_lhs" else (float32(e), g[CSC_EIDS])
+    out, arg = best_rows(g, reduce, x, rows, None)
+    return out if dtype is torch.float32 else out.to(dtype), arg
+
+
+def best_rows(g: list[Tensor], reduce: str, x: Tensor, rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Run the kernel on contiguous ``x``, float32 or int8 with a scale, of which CSC position p reads ``rows[p]``."""
+    out = x.new_empty((num_dst(g), *x.shape[1:]), dtype=torch.float32)
     arg = out.new_empty(out.shape, dtype=torch.int64)
     if out.numel():
         native.run(
             "spmm_cmp",
-            *(OP_CODES[op], reduce == "max", is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), eids),
-            *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout.address, out.data_ptr(), arg.data_ptr()),
+            *(reduce == "max", is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
+            *(x.data_ptr(), rows.data_ptr(), address(scale), out[0].numel(), out.data_ptr(), arg.data_ptr()),
         )
-    return out if dtype is torch.float32 else out.to(dtype), arg
+    return out, arg
 
 
 def _fake(g: list[Tensor], op: str, reduce: str, u: Tensor | None, e: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ struct EdgeOperand {
     const Index* rows;
     float scale;
 
+    EdgeOperand negated() const { return {data, rows, -scale}; }
     const T* row(int64_t i, int64_t width) const { return data + (rows ? static_cast<int64_t>(rows[i]) : i) * width; }
 
     // Fetches the start of a row into the cache; the processor itself notices that a long one goes on. Inlined by
@@ -36,16 +37,22 @@ struct EdgeMap {
     float* out;
 
     Error run(int64_t op) const {
+        if (op == kSub) return EdgeMap{threads, edges, lhs, rhs.negated(), layout, out}.run(kAdd);
+        if (layout.lhs_step == 0 && op != kDiv) {
+            return EdgeMap<B, A, Index>{threads, edges, rhs, lhs, layout.swapped(), out}.run(op);
+        }
+        const float both = lhs.scale * rhs.scale;
         switch (op) {
             case kAdd:
-                return with_steps([&](auto a, auto b) { return elementwise<Add, a, b>(lhs.scale, rhs.scale, 1.0f); });
-            case kSub:
-                return with_steps([&](auto a, auto b) { return elementwise<Sub, a, b>(lhs.scale, rhs.scale, 1.0f); });
+                return layout.rhs_step == 0 ? elementwise<Add, 1, 0>(lhs.scale, rhs.scale, 1.0f)
+                                            : elementwise<Add, 1, 1>(lhs.scale, rhs.scale, 1.0f);
             case kMul:
-                return with_steps(
-                    [&](auto a, auto b) { return elementwise<Mul, a, b>(1.0f, 1.0f, lhs.scale * rhs.scale); });
+                return layout.rhs_step == 0 ? elementwise<Mul, 1, 0>(1.0f, 1.0f, both)
+                                            : elementwise<Mul, 1, 1>(1.0f, 1.0f, both);
             case kDiv:
-                return with_steps([&](auto a, auto b) { return elementwise<Div, a, b>(lhs.scale, rhs.scale, 1.0f); });
+                if (layout.lhs_step == 0) return elementwise<Div, 0, 1>(lhs.scale, rhs.scale, 1.0f);
+                return layout.rhs_step == 0 ? elementwise<Div, 1, 0>(lhs.scale, rhs.scale, 1.0f)
+                                            : elementwise<Div, 1, 1>(lhs.scale, rhs.scale, 1.0f);
             case kDot:
                 with_lanes(lanes_for(layout.length), [&](auto lanes) { dot<lanes>(); });
                 return nullptr;
@@ -91,14 +98,6 @@ struct EdgeMap {
     int64_t num_prefetched() const {
         const int64_t widest = layout.lhs_width > layout.rhs_width ? layout.lhs_width : layout.rhs_width;
         return widest < 8 ? 0 : edges - kAhead;
-    }
-
-    template <typename Body>
-    Error with_steps(const Body& body) const {
-        using Zero = std::integral_constant<int, 0>;
-        using One = std::integral_constant<int, 1>;
-        if (layout.lhs_step == 0) return body(Zero(), One());
-        return layout.rhs_step == 0 ? body(One(), Zero()) : body(One(), One());
     }
 
     template <int Lanes>

@@ -24,13 +24,6 @@ struct Add {
         return a + b;
     }
 };
-struct Sub {
-    static constexpr bool kReadsRhs = true;
-    template <typename V>
-    static V apply(V a, V b) {
-        return a - b;
-    }
-};
 struct Mul {
     static constexpr bool kReadsRhs = true;
     template <typename V>

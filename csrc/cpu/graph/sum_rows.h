@@ -27,7 +27,7 @@ class SumRows {
         with_lanes(chunks_.lanes, [&](auto lanes) {
             for_row_ranges(threads, rows_, layout_.width(), [&](int64_t first, int64_t last) {
                 Vector<int32_t, lanes> seen{};
-                for (int64_t v = first; v < last; ++v) row<lanes, Tile>(v, seen);
+                for (int64_t v = first; v < last; ++v) row<lanes, Tile>(v, chunks_.get(), seen);
                 raise(largest, largest_lane<lanes>(seen));
             });
         });
@@ -36,44 +36,40 @@ class SumRows {
 
   private:
     template <int Lanes, int Tile>
-    void row(int64_t v, Vector<int32_t, Lanes>& seen) const {
-        const Chunk* chunk = chunks_.get();
-        const Chunk* const end = chunk + chunks_.count;
+    void row(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
+        const Chunk* const end = chunks_.get() + chunks_.count;
         for (; end - chunk >= Tile; chunk += Tile) tile<Lanes, Tile>(v, chunk, seen);
-        if constexpr (Tile > 1) {
-            if (Tile > 4 && end - chunk >= 4) tile<Lanes, 4>(v, chunk, seen), chunk += 4;
-            if (end - chunk >= 2) tile<Lanes, 2>(v, chunk, seen), chunk += 2;
-            if (end - chunk >= 1) tile<Lanes, 1>(v, chunk, seen);
-        }
+        if constexpr (Tile > 1) row<Lanes, Tile / 2>(v, chunk, seen);
     }
 
     template <int Lanes, int Tile>
     void tile(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
         const int64_t begin = rows_.indptr[v], end = rows_.indptr[v + 1];
         if constexpr (kExact) {
-            if (end - begin > kExactSums) return long_tile<Lanes, Tile>(v, chunk, seen);
+            if (end - begin > kExactSums) {
+                for (int k = 0; k < Tile; ++k) sum_in_parts<Lanes>(v, chunk + k, seen);
+                return;
+            }
         }
         Vector<Sum, Lanes> sum[Tile] = {};
         add<Lanes, Tile>(begin, end, chunk, sum);
         for (int k = 0; k < Tile; ++k) finish<Lanes>(v, chunk[k], to_float<Lanes>(sum[k]), seen);
     }
 
-    template <int Lanes, int Tile>
-    __attribute__((noinline)) void long_tile(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
-        int64_t total[Tile * Lanes] = {};
+    template <int Lanes>
+    __attribute__((noinline)) void sum_in_parts(int64_t v, const Chunk* chunk, Vector<int32_t, Lanes>& seen) const {
+        int64_t total[Lanes] = {};
         const int64_t row_end = rows_.indptr[v + 1];
         for (int64_t begin = rows_.indptr[v]; begin < row_end; begin += kExactSums) {
-            Vector<Sum, Lanes> sum[Tile] = {};
-            add<Lanes, Tile>(begin, begin + kExactSums < row_end ? begin + kExactSums : row_end, chunk, sum);
-            Sum part[Tile * Lanes];
-            std::memcpy(part, sum, sizeof part);
-            for (int i = 0; i < Tile * Lanes; ++i) total[i] += static_cast<int64_t>(part[i]);
+            Vector<Sum, Lanes> sum{};
+            add<Lanes, 1>(begin, begin + kExactSums < row_end ? begin + kExactSums : row_end, chunk, &sum);
+            Sum part[Lanes];
+            put(part, sum);
+            for (int i = 0; i < Lanes; ++i) total[i] += static_cast<int64_t>(part[i]);
         }
-        for (int k = 0; k < Tile; ++k) {
-            float value[Lanes];
-            for (int i = 0; i < Lanes; ++i) value[i] = static_cast<float>(total[k * Lanes + i]);
-            finish<Lanes>(v, chunk[k], fetch<float, Lanes, 1>(value), seen);
-        }
+        float value[Lanes];
+        for (int i = 0; i < Lanes; ++i) value[i] = static_cast<float>(total[i]);
+        finish<Lanes>(v, *chunk, fetch<float, Lanes, 1>(value), seen);
     }
 
     template <int Lanes, int Tile>

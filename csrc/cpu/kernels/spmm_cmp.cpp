@@ -1,65 +1,35 @@
-// SPMM with max or min in float32, and where its gradient goes.
+// Max and min over the entries of a row, and where their gradient goes.
 
 #include "common/kernel.h"
 #include "cpu/graph/best_rows.h"
 
 namespace gqc::GQC_ISA {
-namespace {
 
-template <typename Index>
-struct SpmmCmp {
-    int64_t threads;
-    Rows<Index> rows;
-    const Index* eids;
-    Operand<float, Index> lhs, rhs;
-    const FeatureLayout& layout;
-    float* out;
-    int64_t* arg;
-
-    template <typename Order, typename Op, int StepA, int StepB, int Tile>
-    Error best() const {
-        return BestRows<Order, Op, float, StepA, float, StepB, Index>(rows, eids, lhs, rhs, layout, 1.0f, out, arg)
-            .template run<Tile>(threads);
-    }
-
-    template <typename Order>
-    Error run(int64_t op) const {
-        if (layout.lhs_step == 0 && op != kDiv) {
-            return SpmmCmp{threads, rows, eids, rhs, lhs, layout.swapped(), out, arg}.template run<Order>(op);
-        }
-        switch (op) {
-            case kCopy:
-                return best<Order, Copy, 1, 1, kBestTile>();
-            case kMul:
-                return layout.rhs_step == 0 ? best<Order, Mul, 1, 0, 1>() : best<Order, Mul, 1, 1, 1>();
-            case kAdd:
-                return layout.rhs_step == 0 ? best<Order, Add, 1, 0, 1>() : best<Order, Add, 1, 1, 1>();
-            case kDiv:
-                if (layout.lhs_step == 0) return best<Order, Div, 0, 1, 1>();
-                return layout.rhs_step == 0 ? best<Order, Div, 1, 0, 1>() : best<Order, Div, 1, 1, 1>();
-        }
-        return kUnknownOp;
-    }
-};
-
-}  // namespace
-
-// out[v] = max (or min) over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]), arg[v] = eids[p] of the
-// best one; 0 and -1 for an empty row. kCopy reads lhs only.
-GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t op, int64_t is_max, int64_t is_int64, int64_t rows, const void* indptr,
-                     const void* eids, const float* lhs, const void* lhs_rows, const float* rhs, const void* rhs_rows,
-                     const FeatureLayout* layout, float* out, int64_t* arg) {
-    return with_index(is_int64, [&](auto index) {
+// out[v] = max (or min) over the entries p of row v of x[x_rows[p]], arg[v] = eids[p] of the best one; 0 and -1 for an
+// empty row. x has rows of `width` floats or, where scale is not null, int8 values of that scale.
+GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t rows, const void* indptr,
+                     const void* eids, const void* x, const void* x_rows, const float* scale, int64_t width, float* out,
+                     int64_t* arg) {
+    return with_index(is_int64, [&](auto index) -> Error {
         using Index = decltype(index);
-        const SpmmCmp<Index> kernel{threads,
-                                    {static_cast<const Index*>(indptr), rows},
-                                    static_cast<const Index*>(eids),
-                                    {lhs, static_cast<const Index*>(lhs_rows)},
-                                    {rhs, static_cast<const Index*>(rhs_rows)},
-                                    *layout,
-                                    out,
-                                    arg};
-        return is_max ? kernel.template run<Max>(op) : kernel.template run<Min>(op);
+        const auto best = [&](auto order, auto value) {
+            using T = decltype(value);
+            BestRows<decltype(order), T, Index>{threads,
+                                                {static_cast<const Index*>(indptr), rows},
+                                                static_cast<const Index*>(eids),
+                                                {static_cast<const T*>(x), static_cast<const Index*>(x_rows)},
+                                                width,
+                                                scale ? *scale : 1.0f,
+                                                out,
+                                                arg}
+                .run();
+        };
+        if (is_max) {
+            scale ? best(Max(), int8_t()) : best(Max(), float());
+        } else {
+            scale ? best(Min(), int8_t()) : best(Min(), float());
+        }
+        return nullptr;
     });
 }
 
