@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gqc.capture import Call, capture, is_capturing, read_call
+from gqc.capture import Call, StateChange, capture, is_capturing, read_call
 from gqc.errors import CaptureError, FallbackWarning, InputError
 from gqc.keys import mode_key, module_key
 from gqc.policy import Policy
@@ -138,6 +138,7 @@ class CompileState:
 
     def __post_init__(self) -> None:
         self.seed = SeedSource(self.policy.seed)
+        self._ran_eagerly: set[Hashable] = set()
         self.__signature__ = inspect.signature(self.model.forward)
 
     @property
@@ -169,7 +170,7 @@ class CompileState:
         """The variant that serves a call, or ``None`` and why there is none."""
         why = "first call with inputs of this kind"
         for variant in self.variants.get(key, ()):
-            failed = variant.captured.guards.check(call.flat)
+            failed = variant.captured.guards.check(call.flat, call.strided)
             if failed is None:
                 return variant, ""
             why = f"guard failed: {failed}"
@@ -181,13 +182,16 @@ class CompileState:
             if variant is None:  # no other thread has compiled it meanwhile
                 if self.num_variants >= MAX_VARIANTS:
                     raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
-                captured = capture(self.model, args, kwargs)
+                captured = capture(self.model, args, kwargs, first=key not in self._ran_eagerly)
                 variant = Variant.build(self.model, captured, self.policy, self.seed, why)
                 self.variants.setdefault(key, []).append(variant)
         return variant
 
     def _fall_back(self, key: Hashable, variant: Variant | None, failure: Exception) -> None:
-        """Remember that calls of this kind run eagerly, and say so once."""
+        """Remember that calls of this kind run eagerly, and say so once; leave a call that fills caches out of it."""
+        if isinstance(failure, StateChange) and key not in self._ran_eagerly:
+            self._ran_eagerly.add(key)
+            return
         if variant is not None and variant in self.variants.get(key, ()):
             self.variants[key].remove(variant)
         if self.num_variants >= MAX_VARIANTS:

@@ -33,7 +33,10 @@ def _visit(module: nn.Module, key: list[Any]) -> None:
             key.append(tuple(hooks))
     for parameter in state["_parameters"].values():
         if parameter is not None:
-            key.append((parameter.dtype, parameter.is_cpu, parameter.requires_grad))
+            key.append((parameter.dtype, parameter.size(), parameter.is_cpu, parameter.requires_grad))
+    for buffer in state["_buffers"].values():
+        if buffer is not None:
+            key.append((buffer.dtype, buffer.size()))
     for child in state["_modules"].values():
         if child is not None:
             _visit(child, key)

@@ -3,6 +3,7 @@
 from gqc.capture.inputs import Call, InputPlan, UncapturedInput, read_call
 from gqc.capture.islands import Island, calling
 from gqc.capture.ladder import capture
+from gqc.capture.modules import StateChange
 from gqc.capture.record import Captured
 from gqc.capture.tracer import is_capturing
 
@@ -11,6 +12,7 @@ __all__ = [
     "Captured",
     "InputPlan",
     "Island",
+    "StateChange",
     "UncapturedInput",
     "calling",
     "capture",

@@ -82,8 +82,10 @@ def adapters() -> list[GraphAdapter]:
     if len(_seen) < len(_ADAPTER_MODULES):
         for library, module in _ADAPTER_MODULES.items():
             if library in sys.modules and library not in _seen:
+                adapter = importlib.import_module(module).ADAPTER
+                if adapter not in _loaded:  # another thread may have come first
+                    _loaded.append(adapter)
                 _seen.add(library)
-                _loaded.append(importlib.import_module(module).ADAPTER)
     return _loaded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import sympy
@@ -13,10 +13,10 @@ import torch.fx as fx
 from torch import Tensor
 from torch.utils._sympy.printers import PythonPrinter
 
-from gqc.capture.example import Example
+from gqc.capture.attributes import AttributeGuard, MissingGuard, TieGuard
+from gqc.capture.example import Example, storage_key
 from gqc.capture.islands import Island
 from gqc.capture.memory import ByIdentity
-from gqc.capture.modules import AttributeGuard
 from gqc.capture.program import Program, is_argument_size
 from gqc.capture.sizes import Sizes, is_size
 from gqc.capture.tracer import ValueGuard
@@ -81,7 +81,8 @@ class ValueGuards:
         expensive: they depend on floating-point data, so they are computed again at each call.
 
     Raises:
-        CaptureError: a decision depends on random numbers or on what an eager island computes.
+        CaptureError: a decision depends on random numbers or on what an eager island computes, or it is a number that
+            training changes.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ValueGuards:
         self.expensive = False
         self._tests: list[tuple[Callable[..., bool], list[fx.Node]]] = []
         for decision in decisions:
+            _check_lasting(decision, example)
             self._add(f"{decision} is {decision.value!r}", _equals(decision.value), [decision.node])
         for condition in conditions:
             symbols = sorted(condition.free_symbols, key=str)
@@ -137,23 +139,45 @@ class ValueGuards:
         return None
 
 
-class Guards:
-    """All assumptions of one capture: module attributes, argument sizes, values.
+class MemoryGuards:
+    """Arguments that forward changes in place: the graph writes to them, and takes them for tensors of their own.
 
     Args:
-        attributes, shapes, values: the assumptions.
+        written: their positions.
+    """
+
+    def __init__(self, written: Sequence[int]) -> None:
+        self._written = written
+
+    def failed(self, flat: Flat, copied: Container[int]) -> str | None:
+        """The first condition that does not hold; ``copied`` are positions at which ``flat`` holds a copy."""
+        for i in self._written:
+            if i in copied:
+                return f"tensor {i} is contiguous (forward changes it in place)"
+            if sum(storage_key(x) == storage_key(flat[i]) for x in flat) > 1:
+                return f"tensor {i} shares no memory with another (forward changes it in place)"
+        return None
+
+
+class Guards:
+    """All assumptions of one capture: module attributes, argument sizes and memory, values.
+
+    Args:
+        attributes, shapes, memory, values: the assumptions.
         late: makes value guards of conditions that are found after the capture.
     """
 
     def __init__(
         self,
-        attributes: list[AttributeGuard],
+        attributes: list[AttributeGuard | MissingGuard | TieGuard],
         shapes: ShapeGuards,
+        memory: MemoryGuards,
         values: ValueGuards,
         late: Callable[[list[sympy.Basic]], ValueGuards],
     ) -> None:
         self.attributes = attributes
         self.shapes = shapes
+        self.memory = memory
         self.values = [values]
         self._late = late
 
@@ -167,13 +191,20 @@ class Guards:
         if conditions := self.shapes.update():
             self.values.append(self._late(conditions))
 
-    def check(self, flat: Flat) -> str | None:
-        """Why the capture does not hold for these inputs, ``None`` if it does."""
+    def check(self, flat: Flat, copied: Container[int] = ()) -> str | None:
+        """Why the capture does not hold for these inputs, ``None`` if it does.
+
+        Args:
+            flat: the tensors of a call.
+            copied: positions of those that are copies of what the user passed.
+        """
         for guard in self.attributes:
             if not guard.holds():
-                return f"attribute '{guard.name}' of module '{guard.module}' was {guard.value!r}"
+                return str(guard)
         if (text := self.shapes.failed(flat)) is not None:
             return f"sizes of arguments: not {text}"
+        if (text := self.memory.failed(flat, copied)) is not None:
+            return f"arguments: not {text}"
         for values in self.values:
             if (text := values.failed(flat)) is not None:
                 return f"values: not {text}"
@@ -191,6 +222,16 @@ def _check_repeatable(decided: fx.Node, example: Example) -> None:
             continue
         where = (decided.args[0] if is_size(decided) else decided).meta["custom"]["gqc"]
         raise CaptureError(f"a Python decision depends on {reason}", module=where["module"], location=where["line"])
+
+
+def _check_lasting(decision: ValueGuard, example: Example) -> None:
+    """Refuse a number that each training step changes, since no capture would hold for a second call."""
+    if isinstance(decision.value, float) and torch.is_grad_enabled():
+        for node in example.ancestors([decision.node]):
+            if isinstance(node.meta.get("val"), torch.nn.Parameter) and node.meta["val"].requires_grad:
+                where = decision.node.meta["custom"]["gqc"]
+                reason = f"a Python number is computed from the parameter '{node.target}', which training changes"
+                raise CaptureError(reason, module=where["module"], location=where["line"])
 
 
 def _define(source: str, name: str) -> Callable[..., Any]:

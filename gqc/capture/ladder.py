@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gqc.capture.attributes import preserved
 from gqc.capture.graphs import adapter_of
 from gqc.capture.inputs import substitute
-from gqc.capture.modules import preserved, user_location
+from gqc.capture.modules import StateChange, location_of
 from gqc.capture.record import Captured, Recording
 from gqc.errors import CaptureError, InputError
 
@@ -22,6 +23,7 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     forward: Callable[..., Any] | None = None,
+    first: bool = False,
 ) -> Captured:
     """Record ``model``'s forward on a real call.
 
@@ -29,32 +31,40 @@ def capture(
         model: its parameters and buffers are named by the graph's get_attr nodes.
         args, kwargs: a call; nothing in it is changed.
         forward: what is recorded, by default ``model.forward``.
+        first: the model has never run on such a call, and what it does then it may do once: leave it alone.
 
     Returns:
         The captured graph. A submodule that cannot be recorded is an eager island in it.
 
     Raises:
         CaptureError: the model itself (not one of its submodules) cannot be recorded.
+        StateChange: it is the first call, and it changes what a module holds.
         InputError: an argument cannot be captured.
         Exception: what the model raises when it runs eagerly on this call, unchanged.
     """
     kwargs = kwargs or {}
     forward = forward or model.forward
-    _materialise_lazy(model, forward, args, kwargs)
+    if any(map(torch.nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        if first:
+            raise StateChange("lazy modules take their shape from the first call")
+        with torch.no_grad():
+            forward(*args, **kwargs)
     islands: dict[str, str] = {}
     exact = False
     for attempt in range(_MAX_ATTEMPTS):
         recording = Recording(model, forward, args, kwargs, islands, exact)
         try:
             captured = recording.run()
-            stale = captured.guards.check(recording.call.flat)
+            stale = captured.guards.check(recording.call.flat, recording.call.strided)
         except InputError:
             raise
         except Exception as error:
-            if attempt == 0:
+            if first and isinstance(error, StateChange):
+                raise
+            if attempt == 0 and not isinstance(error, CaptureError):
                 _run_eagerly(model, forward, args, kwargs)
             path = _failed_module(error, recording.watch.failed, islands)
-            reason = error.reason if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+            reason = error.reason if isinstance(error, CaptureError) else _in_one_line(error)
             if not path:
                 raise _at_root(error, reason, recording.watch.failed) from error
             islands[path] = reason
@@ -74,12 +84,17 @@ def _failed_module(error: Exception, stack: list[str], islands: dict[str, str]) 
     return next((path for path in reversed(stack) if path not in islands), "")
 
 
+def _in_one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def _at_root(error: Exception, reason: str, stack: list[str]) -> CaptureError:
     if isinstance(error, CaptureError) and error.location:
         return error
     trace, location = error.__traceback__, ""
     while trace is not None:
-        location = user_location(trace.tb_frame) or location
+        location = location_of(trace.tb_frame) or location
         trace = trace.tb_next
     return CaptureError(reason, module=stack[-1] if stack else "", location=location)
 
@@ -92,13 +107,6 @@ def _run_eagerly(model: nn.Module, forward: Callable[..., Any], args: Any, kwarg
         assert adapter is not None
         return adapter.local(graph)
 
-    copied_args, copied_kwargs = substitute((args, kwargs), lambda x: x.detach().clone(), local)
-    with preserved(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+    copied_args, copied_kwargs = substitute((args, kwargs), torch.clone, local)
+    with preserved(model), torch.random.fork_rng(devices=[]):
         forward(*copied_args, **copied_kwargs)
-
-
-def _materialise_lazy(model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Run lazy modules once, which gives their parameters a shape."""
-    if any(torch.nn.parameter.is_lazy(p) for p in model.parameters()):
-        with torch.no_grad():
-            forward(*args, **kwargs)

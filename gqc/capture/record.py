@@ -16,12 +16,14 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch import SymBool, SymFloat, SymInt, Tensor, nn
 
+from gqc.capture.attributes import preserved, ties
 from gqc.capture.graphs import adapter_of, adapters
-from gqc.capture.guards import Guards, ShapeGuards, ValueGuards
+from gqc.capture.guards import Guards, MemoryGuards, ShapeGuards, ValueGuards
+from gqc.capture.hooks import REASON, has_backward_hooks, hooks_replaced
 from gqc.capture.inputs import GraphArgument, InputPlan, read_call, substitute
 from gqc.capture.islands import FunctionCall, Island, StructureIsland, calling
 from gqc.capture.module_islands import ModuleIsland
-from gqc.capture.modules import ModuleWatch, preserved
+from gqc.capture.modules import ModuleWatch
 from gqc.capture.outputs import Argument, Attribute, Constant, GraphBack, GraphWrites, OutputPlan, Result, Size
 from gqc.capture.sizes import size_in
 from gqc.capture.structure import hoist_structure
@@ -128,14 +130,16 @@ class Recording:
                 out, first = self._trace()
                 writes = self.watch.collect_writes()
             except BaseException:
-                self.watch.restore()
+                self.watch.snapshot.restore()
                 raise
         plan = self._plan_outputs(out, writes)
         values = self._value_guards(first)
         late = self._late_guards()
         graph = self._finish()
-        shapes = ShapeGuards(self.tracer.sizes, graph.graph.find_nodes(op="placeholder"), first)
-        guards = Guards(list(self.watch.reads.values()), shapes, values, late)
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        shapes = ShapeGuards(self.tracer.sizes, placeholders, first)
+        memory = MemoryGuards([i for i, node in enumerate(placeholders) if self.tracer.example.is_written(node)])
+        guards = Guards([*self.watch.reads.values(), *ties(self.model)], shapes, memory, values, late)
         return Captured(graph, self.fakes, self.inputs, plan, guards, self._used_islands(graph))
 
     def _trace(self) -> tuple[Any, int]:
@@ -146,7 +150,8 @@ class Recording:
             stack.enter_context(tracer.fake_mode)
             args, kwargs = substitute((self.args, self.kwargs), self._tensor, self._graph)
             first = len(tracer.sizes.env.guards)
-            stack.enter_context(self.watch.active(self._call_module, lambda: tracer.suspended))
+            stack.enter_context(self.watch.active(self._call_module, lambda: tracer.recording))
+            stack.enter_context(hooks_replaced(self.watch.modules, self._call_hook))
             stack.enter_context(symbolic_numbers(self.model))
             stack.enter_context(self._autograd_functions())
             stack.enter_context(tracer)
@@ -160,7 +165,7 @@ class Recording:
 
         def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
             target = FunctionCall(cls, original)
-            if tracer.suspended:
+            if not tracer.recording:
                 return target(*args, **kwargs)
             with torch._C.DisableTorchFunction():
                 return tracer.function(target, args, kwargs)
@@ -174,11 +179,22 @@ class Recording:
     # ---- eager islands for modules
 
     def _call_module(self, module: nn.Module, path: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if path not in self.islands:
+        reason = self.islands.get(path) or ("it has backward hooks" if has_backward_hooks(module) else None)
+        if reason is None:
             return run(module, *args, **kwargs)
+        return self._eagerly(module, run, args, kwargs, path, reason)
+
+    def _call_hook(self, path: str, hook: Callable[..., Any], module: nn.Module, *args: Any) -> Any:
+        if not self.tracer.recording:
+            return hook(module, *args)
+        return self._eagerly(module, hook, args, {}, f"hook of {path}", REASON)
+
+    def _eagerly(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, name: str, reason: str
+    ) -> Any:
         island = ModuleIsland(module, run, args, kwargs, self.inputs.graphs, self.stand_ins)
         with torch._C.DisableTorchFunction(), preserved(module):
-            tensors = self.tracer.island(island, *island.operands, name=path, reason=self.islands[path])
+            tensors = self.tracer.island(island, *island.operands, name=name, reason=reason)
         return island.result(tensors)
 
     # ---- results
@@ -240,8 +256,16 @@ class Recording:
         hoist_structure(graph, self.tracer.example)
         graph.eliminate_dead_code(is_impure_node=_has_effect)
         tensors = {node.target: self._attribute(node.target)() for node in graph.find_nodes(op="get_attr")}
+        self._check_writes(graph)
         graph.lint()
         return fx.GraphModule(tensors, graph, class_name=type(self.model).__name__)
+
+    def _check_writes(self, graph: fx.Graph) -> None:
+        """Refuse changes in place of tensors whose gradient is wanted, which a joint graph cannot express."""
+        leaves = (node for node in graph.nodes if node.op in ("placeholder", "get_attr"))
+        for node in leaves if torch.is_grad_enabled() else ():
+            if node.meta["val"].requires_grad and self.tracer.example.is_written(node):
+                raise CaptureError(f"forward changes '{node.target}', which requires a gradient, in place")
 
     def _used_islands(self, graph: fx.GraphModule) -> list[Island]:
         return [

@@ -170,7 +170,7 @@ def _repeat_interleave(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
 def _product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
     types = {x.dtype for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
     if len(types) > 1 and not torch.is_autocast_enabled("cpu"):  # fake tensors let this pass
-        raise CaptureError(f"matrices of different types are multiplied: {', '.join(sorted(map(str, types)))}")
+        raise RuntimeError(f"matrices of different types are multiplied: {', '.join(sorted(map(str, types)))}")
     return tracer.record(func, args, kwargs)
 
 
@@ -198,6 +198,11 @@ def _detach(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
 @_for(Tensor.data.__set__, Tensor.requires_grad.__set__, Tensor.grad.__set__)
 def _set(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
     raise CaptureError("forward assigns to an attribute (data, grad or requires_grad) of a tensor")
+
+
+@_for(Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
+def _gradient_hook(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> None:
+    raise CaptureError(f"{func.__name__}() asks for the gradient of a tensor inside forward, which is in no graph")
 
 
 @_for(Tensor.backward, torch.autograd.backward, torch.autograd.grad)

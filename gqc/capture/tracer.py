@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,12 +112,18 @@ class Tracer(TorchFunctionMode):
         self.islands: list[Island] = []
         self.describe = describe
         self.suspended = False
+        self._thread = threading.get_ident()
         self._names = names
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Tensor] = []
         self._leaf_fakes: dict[int, FakeTensor] = {}
         self._function_results: set[int] = set()
         self._count = 0
+
+    @property
+    def recording(self) -> bool:
+        """Whether what runs is recorded: not another thread, which sees the same replaced functions, nor an island."""
+        return not self.suspended and threading.get_ident() == self._thread
 
     # ---- arguments, parameters and constants
 
@@ -307,6 +314,7 @@ class Tracer(TorchFunctionMode):
         operands = self._operand(args)
         island = Island(fn, name, reason, pure=pure)
         node = self.graph.call_function(island, operands)
+        node.meta["writes"] = not pure  # to who knows what, so it runs even if its results are not used
         self._name_node(node)
         real = [self._real_operand(operand, arg) for operand, arg in zip(operands, args, strict=True)]
         with self.on_real(), torch.set_grad_enabled(torch.is_grad_enabled()):

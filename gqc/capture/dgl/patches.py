@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -165,13 +164,11 @@ def _wherever_imported(
 @contextmanager
 def patched(tracer: Tracer) -> Iterator[None]:
     """Put the replacements in force for recorded graphs and tensors of this thread."""
-    thread = threading.get_ident()
 
     def dispatch(original: Callable[..., Any], replacement: Callable[..., Any], applies: Applies) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            recording = threading.get_ident() == thread and not tracer.suspended
-            return (replacement if recording and applies(args) else original)(*args, **kwargs)
+            return (replacement if tracer.recording and applies(args) else original)(*args, **kwargs)
 
         return call
 
