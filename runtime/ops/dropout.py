@@ -1,8 +1,8 @@
 """Dropout that shares the random generator of stochastic rounding and saves one bit an element.
 
 torch draws a 4-byte number for each element one after the other; this draws 16 bits as a function of the element's
-place, on all threads, so the dropped elements are others than torch's for the same seed. The probability is rounded to a
-multiple of 1/65536.
+place, on all threads, so the dropped elements are others than torch's for the same seed. The probability is rounded to
+a multiple of 1/65536.
 """
 
 from __future__ import annotations
@@ -66,5 +66,9 @@ def _scale(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-define("dropout(Tensor x, float p, Tensor seed, int node) -> (Tensor out, Tensor mask)", cpu=_dropout, fake=_dropout_fake)
-define("dropout_backward(Tensor grad, Tensor mask, float p) -> Tensor", cpu=_dropout_backward, fake=_dropout_backward_fake)
+define(
+    "dropout(Tensor x, float p, Tensor seed, int node) -> (Tensor out, Tensor mask)", cpu=_dropout, fake=_dropout_fake
+)
+define(
+    "dropout_backward(Tensor grad, Tensor mask, float p) -> Tensor", cpu=_dropout_backward, fake=_dropout_backward_fake
+)

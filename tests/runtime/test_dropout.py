@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import gqc.runtime.ops.dropout  # noqa: F401  registers the ops
 from gqc.runtime import native
-from gqc.runtime.ops import dropout as _  # noqa: F401  (registers the ops)
 from gqc.runtime.reference import dropout as reference
 
 SHAPES = [(0,), (1,), (7,), (8,), (129, 5), (64, 3, 4), (1000, 33)]

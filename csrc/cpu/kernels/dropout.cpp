@@ -1,5 +1,5 @@
-// Dropout whose random bits come from the counter-based generator and whose mask takes one bit an element. A dropped NaN
-// or Inf gives NaN, as in torch.
+// Dropout whose random bits come from the counter-based generator and whose mask takes one bit an element. A dropped
+// NaN or Inf gives NaN, as in torch.
 
 #include <type_traits>
 
@@ -16,36 +16,36 @@ constexpr int64_t kChunk = kBlocks * kBlockElements;
 template <typename T>
 void drop_chunk(const Philox& stream, const T* x, int64_t first, int64_t count, uint32_t threshold, float scale, T* out,
                 uint8_t* mask) {
-  alignas(64) uint16_t random[kChunk];
-  alignas(64) uint8_t kept[kChunk] = {};
-  random_bits(stream, static_cast<uint64_t>(first / kBlockElements), random);
-  for (int64_t i = 0; i < count; ++i) kept[i] = random[i] >= threshold;
-  for (int64_t i = 0; i < count; ++i) store(&out[first + i], load(x[first + i]) * (kept[i] ? scale : 0.0f));
-  for (int64_t b = 0; b < (count + 7) / 8; ++b) {
-    uint8_t byte = 0;
-    for (int bit = 0; bit < 8; ++bit) byte = static_cast<uint8_t>(byte | kept[b * 8 + bit] << bit);
-    mask[first / 8 + b] = byte;
-  }
+    alignas(64) uint16_t random[kChunk];
+    alignas(64) uint8_t kept[kChunk] = {};
+    random_bits(stream, static_cast<uint64_t>(first / kBlockElements), random);
+    for (int64_t i = 0; i < count; ++i) kept[i] = random[i] >= threshold;
+    for (int64_t i = 0; i < count; ++i) store(&out[first + i], load(x[first + i]) * (kept[i] ? scale : 0.0f));
+    for (int64_t b = 0; b < (count + 7) / 8; ++b) {
+        uint8_t byte = 0;
+        for (int bit = 0; bit < 8; ++bit) byte = static_cast<uint8_t>(byte | kept[b * 8 + bit] << bit);
+        mask[first / 8 + b] = byte;
+    }
 }
 
 template <typename T>
 void drop(int64_t threads, const Philox& stream, const T* x, int64_t n, uint32_t threshold, float scale, T* out,
           uint8_t* mask) {
-  const int64_t whole = n / kChunk;
+    const int64_t whole = n / kChunk;
 #pragma omp parallel for num_threads(team(threads, n)) schedule(static)
-  for (int64_t c = 0; c < whole; ++c) drop_chunk(stream, x, c * kChunk, kChunk, threshold, scale, out, mask);
-  drop_chunk(stream, x, whole * kChunk, n - whole * kChunk, threshold, scale, out, mask);
+    for (int64_t c = 0; c < whole; ++c) drop_chunk(stream, x, c * kChunk, kChunk, threshold, scale, out, mask);
+    drop_chunk(stream, x, whole * kChunk, n - whole * kChunk, threshold, scale, out, mask);
 }
 
 template <typename T>
 void drop_backward(int64_t threads, const T* grad, const uint8_t* mask, int64_t n, float scale, T* out) {
 #pragma omp parallel for num_threads(team(threads, n)) schedule(static)
-  for (int64_t b = 0; b < n / 8; ++b) {
-    const uint32_t byte = mask[b];
-    for (int bit = 0; bit < 8; ++bit)
-      store(&out[b * 8 + bit], load(grad[b * 8 + bit]) * (byte >> bit & 1 ? scale : 0.0f));
-  }
-  for (int64_t i = n / 8 * 8; i < n; ++i) store(&out[i], load(grad[i]) * (mask[i / 8] >> i % 8 & 1 ? scale : 0.0f));
+    for (int64_t b = 0; b < n / 8; ++b) {
+        const uint32_t byte = mask[b];
+        for (int bit = 0; bit < 8; ++bit)
+            store(&out[b * 8 + bit], load(grad[b * 8 + bit]) * (byte >> bit & 1 ? scale : 0.0f));
+    }
+    for (int64_t i = n / 8 * 8; i < n; ++i) store(&out[i], load(grad[i]) * (mask[i / 8] >> i % 8 & 1 ? scale : 0.0f));
 }
 
 }  // namespace
@@ -54,21 +54,21 @@ void drop_backward(int64_t threads, const T* grad, const uint8_t* mask, int64_t 
 // element, 65536 none.
 GQC_KERNEL(dropout)(int64_t threads, const void* x, int64_t is_bf16, int64_t n, const int64_t* seed, int64_t node,
                     int64_t threshold, float scale, void* out, uint8_t* mask) {
-  const Philox stream(seed, node);
-  typed(x, is_bf16, [&](auto* values) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
-    drop(threads, stream, values, n, static_cast<uint32_t>(threshold), scale, static_cast<T*>(out), mask);
-  });
-  return nullptr;
+    const Philox stream(seed, node);
+    typed(x, is_bf16, [&](auto* values) {
+        using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
+        drop(threads, stream, values, n, static_cast<uint32_t>(threshold), scale, static_cast<T*>(out), mask);
+    });
+    return nullptr;
 }
 
 GQC_KERNEL(dropout_backward)(int64_t threads, const void* grad, int64_t is_bf16, int64_t n, const uint8_t* mask,
                              float scale, void* out) {
-  typed(grad, is_bf16, [&](auto* values) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
-    drop_backward(threads, values, mask, n, scale, static_cast<T*>(out));
-  });
-  return nullptr;
+    typed(grad, is_bf16, [&](auto* values) {
+        using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
+        drop_backward(threads, values, mask, n, scale, static_cast<T*>(out));
+    });
+    return nullptr;
 }
 
 }  // namespace gqc::GQC_ISA
