@@ -35,7 +35,8 @@ class ShapeGuards:
         placeholders: the nodes of the flat tensors, in order.
 
     Attributes:
-        texts: the conditions. Symbolic sizes are 2 or more, which torch takes for granted.
+        texts: the conditions. Sizes that are no symbols are those of the captured call, and symbols are 2 or more,
+            which torch takes for granted.
     """
 
     def __init__(self, sizes: Sizes, placeholders: Sequence[fx.Node], first: int) -> None:
@@ -43,6 +44,12 @@ class ShapeGuards:
         self._first = first
         self._traced = len(sizes.env.guards)
         index = {node: i for i, node in enumerate(placeholders)}
+        self._fixed = [
+            f"flat[{i}].size({axis}) == {size}"
+            for i, node in enumerate(placeholders)
+            for axis, size in enumerate(node.meta["val"].shape)
+            if isinstance(size, int)
+        ]
         self._symbols = {s: (index[node], axis) for s, (node, axis) in sizes.sources.items() if node in index}
         self.texts: list[str] = []
         self.update()
@@ -52,7 +59,7 @@ class ShapeGuards:
         known, self._traced = self._traced, len(self._sizes.env.guards)
         self._sizes.internal.update(range(known, self._traced))
         conditions = self._sizes.conditions(self._first)
-        self.texts = [f"{s} >= 2" for s in self._symbols]
+        self.texts = [*self._fixed, *(f"{s} >= 2" for s in self._symbols)]
         self.texts += [_PRINTER.doprint(c) for c in conditions if not self._sizes.depends_on_data(c)]
         lines = ["def failed(flat):"]
         lines += [f"    {s} = flat[{i}].size({axis})" for s, (i, axis) in self._symbols.items()]
