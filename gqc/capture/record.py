@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -154,6 +155,8 @@ class Recording:
             stack.enter_context(hooks_replaced(self.watch.modules, self._call_hook))
             stack.enter_context(symbolic_numbers(self.model))
             stack.enter_context(self._autograd_functions())
+            stack.enter_context(self._generators())
+            stack.enter_context(_quiet())
             stack.enter_context(tracer)
             return self.forward(*args, **kwargs), first
 
@@ -175,6 +178,29 @@ class Recording:
             yield
         finally:
             function.apply = original
+
+    @contextmanager
+    def _generators(self) -> Iterator[None]:
+        """Refuse to seed torch's generator, which no graph can hold."""
+        tracer = self.tracer
+
+        def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+            def seed(*args: Any, **kwargs: Any) -> Any:
+                if tracer.recording:
+                    raise CaptureError(f"forward calls torch.{original.__name__}")
+                return original(*args, **kwargs)
+
+            return seed
+
+        names = ("manual_seed", "seed", "set_rng_state")
+        originals = {(module, name): getattr(module, name) for module in (torch, torch.random) for name in names}
+        for (module, name), original in originals.items():
+            setattr(module, name, refusing(original))
+        try:
+            yield
+        finally:
+            for (module, name), original in originals.items():
+                setattr(module, name, original)
 
     # ---- eager islands for modules
 
@@ -287,6 +313,17 @@ def _no_random_numbers_from_elsewhere() -> Iterator[None]:
         np.random.set_state(numpy)
     if drawn:
         raise CaptureError("forward draws random numbers from Python or NumPy; use torch's generator")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs an error of the model on fake tensors before it raises it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _attribute(model: nn.Module, constants: dict[str, Tensor], name: str) -> Callable[[], Tensor]:

@@ -405,6 +405,8 @@ class Tracer(TorchFunctionMode):
             return {key: self._operand(value) for key, value in arg.items()}
         if isinstance(arg, slice):
             return slice(self._operand(arg.start), self._operand(arg.stop), self._operand(arg.step))
+        if isinstance(arg, torch.Generator):
+            raise CaptureError("random numbers are drawn from a generator of its own; use torch's default generator")
         return arg.item() if isinstance(arg, np.generic) else arg
 
 

@@ -183,6 +183,8 @@ def _check_operands(
     if rhs is not None:
         _check_operand(relation, rhs, rhs_target)
     if lhs is not None and rhs is not None:
+        if lhs.dtype != rhs.dtype:
+            raise DGLError(f"The operands must have one data type, but got {lhs.dtype} and {rhs.dtype}")
         infer_broadcast_shape(op if lhs.dim() > 1 else "mul", lhs.shape[1:], rhs.shape[1:])
 
 
