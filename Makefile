@@ -13,7 +13,7 @@ bin       := $(VENV)/bin
 packages  := $(VENV)/packages
 library   := runtime/libgqc_cpu.so
 ready     := $(packages) $(library)
-with_data := $(if $(DATA_ROOT),--data-root $(DATA_ROOT))
+with_data := $(if $(DATA_ROOT),--data-root=$(DATA_ROOT))
 
 .PHONY: demo test lint format nightly accuracy clean
 
