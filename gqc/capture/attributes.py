@@ -73,7 +73,7 @@ class AttributeGuard:
 
 @dataclass(frozen=True)
 class MissingGuard:
-    """An attribute that the traced Python has looked for in vain."""
+    """An attribute that the traced Python has looked for and that the module itself did not have."""
 
     module: str
     name: str
@@ -83,7 +83,7 @@ class MissingGuard:
         return self.name not in self.fields and not any(self.name in self.fields[table] for table in REGISTRIES)
 
     def __str__(self) -> str:
-        return f"module '{self.module}' had no attribute '{self.name}'"
+        return f"module '{self.module}' had no attribute '{self.name}' of its own"
 
 
 @dataclass(frozen=True)
@@ -174,15 +174,15 @@ def _refill(container: Any, items: Any) -> None:
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
     """Run a model eagerly, then give its attributes, parameters and buffers the values that they had before."""
-    before = [(x, x._version, x.detach().clone()) for x in _state(model) if not x.is_inference()]
+    before = [(x, x.detach().clone()) for x in _state(model)]
     snapshot = Snapshot(dict(model.named_modules()))
     try:
         yield
     finally:
         snapshot.restore()
         with real_tensors(), torch.no_grad():
-            for tensor, version, content in before:
-                if tensor._version != version:
+            for tensor, content in before:
+                if not torch.equal(tensor, content):  # a copy would look like a change to autograd
                     tensor.copy_(content)
 
 

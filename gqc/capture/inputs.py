@@ -65,7 +65,7 @@ def _read(obj: Any, key: list[Any], call: Call, where: int | str) -> None:
         if obj.layout is not torch.strided:
             raise UncapturedInput(
                 f"argument {where!r}: a {obj.layout} tensor is not captured in this version; "
-                "pass edge_index [2, E] (and edge weights [E]) instead"
+                "pass features dense, and a graph as edge_index [2, E] (and edge weights [E])"
             )
         key.append((obj.dtype, obj.dim(), obj.device, obj.requires_grad))
         if obj.is_contiguous():

@@ -24,7 +24,7 @@ _CHECKED_TYPES = (
     *(dict, list, tuple, set, deque),
 )
 _CONSTANTS = (int, float, bool, str, type(None), torch.SymInt)
-_MODULE_FIELDS = frozenset([*vars(nn.Module()), "__dict__"])
+_MODULE_FIELDS = frozenset(dir(nn.Module()))
 _KINDS = {"_parameters": "its parameters", "_modules": "its submodules"}
 
 

@@ -369,7 +369,8 @@ class Tracer(TorchFunctionMode):
         if not isinstance(value, Tensor):
             return value
         with real_tensors():
-            return value.detach().clone().requires_grad_(arg.requires_grad and torch.is_grad_enabled())
+            # No leaf of autograd, which an island could not write to.
+            return value.detach().requires_grad_(arg.requires_grad and torch.is_grad_enabled()).clone()
 
     def _eagerly(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record a torch call as an island; any change in place would be lost, so there must be none."""
