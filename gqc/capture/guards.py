@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._sympy.printers import PythonPrinter
 
 from gqc.capture.attributes import AttributeGuard, MissingGuard, TieGuard
-from gqc.capture.example import Example, storage_key
+from gqc.capture.example import Example
 from gqc.capture.islands import Island
 from gqc.capture.memory import ByIdentity
 from gqc.capture.program import Program, is_argument_size
@@ -161,9 +161,14 @@ class MemoryGuards:
         for i in self._written:
             if i in copied:
                 return f"tensor {i} is contiguous (forward changes it in place)"
-            if sum(storage_key(x) == storage_key(flat[i]) for x in flat) > 1:
+            if sum(_overlap(x, flat[i]) for x in flat) > 1:
                 return f"tensor {i} shares no memory with another (forward changes it in place)"
         return None
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
 class Guards:
