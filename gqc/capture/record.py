@@ -162,9 +162,11 @@ class Recording:
 
     @contextmanager
     def _autograd_functions(self) -> Iterator[None]:
-        """Record ``Function.apply`` as one call, whose backward is the function's own."""
-        tracer, function = self.tracer, torch.autograd.Function
-        original = function.__dict__["apply"]
+        """Record ``Function.apply`` as one call, whose backward is the function's own.
+
+        Replaced is what ``Function.apply`` itself calls, so that ``f = MyFunction.apply`` is recorded too.
+        """
+        tracer, original = self.tracer, vars(torch._C._FunctionBase)["apply"]
 
         def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
             target = FunctionCall(cls, original)
@@ -173,11 +175,12 @@ class Recording:
             with torch._C.DisableTorchFunction():
                 return tracer.function(target, args, kwargs)
 
-        function.apply = classmethod(apply)
+        caller = torch.autograd.function._SingleLevelFunction
+        caller.apply = classmethod(apply)
         try:
             yield
         finally:
-            function.apply = original
+            del caller.apply
 
     @contextmanager
     def _generators(self) -> Iterator[None]:

@@ -184,7 +184,7 @@ class Tracer(TorchFunctionMode):
             tensor = self._leaf(tensor.constant if isinstance(tensor, FakeTensor) else tensor)
         if isinstance(tensor.grad_fn, BackwardCFunction) and id(tensor) not in self._function_results:
             raise CaptureError(
-                "an autograd.Function is called through an alias of its apply; call Function.apply itself"
+                "an autograd.Function changes its argument in place or is called by code that torch does not show"
             )
         node = self._nodes[id(tensor)]
         if tensor.requires_grad and not torch.is_grad_enabled():
