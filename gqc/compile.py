@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -139,7 +140,8 @@ class CompileState:
     def __post_init__(self) -> None:
         self.seed = SeedSource(self.policy.seed)
         self._ran_eagerly: set[Hashable] = set()
-        self.__signature__ = inspect.signature(self.model.forward)
+        with contextlib.suppress(ValueError):  # TorchScript has none
+            self.__signature__ = inspect.signature(self.model.forward)
 
     @property
     def num_variants(self) -> int:

@@ -27,6 +27,9 @@ def module_key(model: nn.Module) -> Hashable:
 
 def _visit(module: nn.Module, key: list[Any]) -> None:
     state = module.__dict__
+    if "training" not in state:  # TorchScript, which keeps all in C++ and is never captured
+        key.append((id(module), module.training))
+        return
     key.append((id(module), state["training"], state.get("forward")))
     for hooks in map(state.__getitem__, _HOOKS):
         if hooks:

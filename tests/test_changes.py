@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -363,6 +365,27 @@ def test_blocks_and_batches_of_changing_sizes() -> None:
     for size in (3, 5, 1, 2):
         batch = dgl.batch([a_graph(5 + i) for i in range(size)])
         assert_same(eager, compiled, batch, rows(batch.num_nodes()))
+
+
+# ---- memory
+
+
+def test_nothing_of_a_call_or_a_model_is_kept() -> None:
+    def call(compiled: nn.Module) -> list[weakref.ref[Any]]:
+        graph, x = a_graph(), rows(40)
+        out = compiled(graph, x)
+        out.sum().backward()
+        return [weakref.ref(tensor) for tensor in (graph, x, out)]
+
+    model = GCN()
+    compiled = gqc.compile(model)
+    references = call(compiled) + call(compiled)
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 6
+    references = [weakref.ref(model), weakref.ref(model.conv1.weight)]
+    del model, compiled
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 2
 
 
 # ---- threads

@@ -199,6 +199,12 @@ def seeded(module: nn.Module, h: Tensor) -> Tensor:
     return F.dropout(h, 0.5)
 
 
+def forked(module: nn.Module, h: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return F.dropout(h, 0.5)
+
+
 def own_generator(module: nn.Module, h: Tensor) -> Tensor:
     return h * torch.rand(8, generator=torch.Generator().manual_seed(3))
 
@@ -239,7 +245,8 @@ UNCAPTURABLE: list[tuple[Callable[[nn.Module, Tensor], Any], str]] = [
     (lambda m, h: h * 2 if h.sum() > 0 else h - 1, "decision depends on random numbers"),
     (lambda m, h: m.other(h) * m.linear.weight.norm().item(), "parameter 'linear.weight', which training changes"),
     (gradient_hook, r"register_hook\(\)"),
-    (seeded, r"torch\.manual_seed"),
+    (seeded, "seeds torch's generator"),
+    (forked, "seeds torch's generator"),
     (own_generator, "generator of its own"),
     (counts, "changes the attribute 'calls'"),
     (appends, "changes what 'log' holds"),

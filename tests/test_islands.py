@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,17 @@ def test_lazy_layers_draw_what_they_draw_in_eager() -> None:
     for n in (20, 7, 20):
         assert_same(eager, compiled, rows(n))
     assert gqc.state_of(compiled).num_variants == 1
+
+
+def test_a_scripted_layer() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+    eager = MLP(scripted)
+    compiled = gqc.compile(eager, bits=32)
+    for n in (20, 7):
+        assert_same(eager, compiled, rows(n))
+    assert islands(compiled) == ["inner"]
 
 
 def test_a_decision_on_what_an_island_computes() -> None:

@@ -120,10 +120,12 @@ class Snapshot:
     """What modules hold: attributes, and what is in the lists, dicts and sets among them (their registries included).
 
     Args:
-        modules: by path.
+        modules: by path; TorchScript's, which keep all in C++, are left out.
     """
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
+        modules = {path: module for path, module in modules.items() if not isinstance(module, torch.jit.ScriptModule)}
+        self.modules = modules
         self.fields = {path: dict(vars(module)) for path, module in modules.items()}
         self._tables = [vars(module) for module in modules.values()]
         self._containers: dict[int, tuple[str, str, Any, Any, Any]] = {}

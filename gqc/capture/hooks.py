@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 REASON = "a hook may do anything, so it runs at each call"
@@ -22,7 +23,7 @@ def hooks_replaced(modules: dict[str, nn.Module], call: Callable[..., Any]) -> I
     tables = [
         (path, table)
         for path, module in modules.items()
-        if path
+        if path and not isinstance(module, torch.jit.ScriptModule)
         for table in (module._forward_pre_hooks, module._forward_hooks)
         if table
     ]

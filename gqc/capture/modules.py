@@ -134,7 +134,7 @@ class ModuleWatch:
 
     def _note(self, module: nn.Module, name: str) -> None:
         path = self.paths.get(id(module))
-        if path is None or (path, name) in self.reads:
+        if path not in self.snapshot.modules or (path, name) in self.reads:
             return
         fields, before = vars(module), self.snapshot.fields[path]
         if name in before and name in fields and before[name] is fields[name]:
@@ -155,7 +155,7 @@ class ModuleWatch:
                     raise StateChange(f"forward changes what {_KINDS.get(name, repr(name))} holds", module=path)
             return [
                 write
-                for path, module in self.modules.items()
+                for path, module in self.snapshot.modules.items()
                 for write in (*self._fields(path, module), *self._buffers(path, module))
             ]
         finally:

@@ -32,6 +32,8 @@ from gqc.capture.symbolic import symbolic_numbers
 from gqc.capture.tracer import Tracer
 from gqc.errors import CaptureError
 
+torch.overrides.get_ignored_functions()  # torch caches what it finds here, which must not be our replacements
+
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
 
 
@@ -155,7 +157,7 @@ class Recording:
             stack.enter_context(hooks_replaced(self.watch.modules, self._call_hook))
             stack.enter_context(symbolic_numbers(self.model))
             stack.enter_context(self._autograd_functions())
-            stack.enter_context(self._generators())
+            stack.enter_context(self._unseeded())
             stack.enter_context(_quiet())
             stack.enter_context(tracer)
             return self.forward(*args, **kwargs), first
@@ -183,27 +185,14 @@ class Recording:
             del caller.apply
 
     @contextmanager
-    def _generators(self) -> Iterator[None]:
+    def _unseeded(self) -> Iterator[None]:
         """Refuse to seed torch's generator, which no graph can hold."""
-        tracer = self.tracer
-
-        def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
-            def seed(*args: Any, **kwargs: Any) -> Any:
-                if tracer.recording:
-                    raise CaptureError(f"forward calls torch.{original.__name__}")
-                return original(*args, **kwargs)
-
-            return seed
-
-        names = ("manual_seed", "seed", "set_rng_state")
-        originals = {(module, name): getattr(module, name) for module in (torch, torch.random) for name in names}
-        for (module, name), original in originals.items():
-            setattr(module, name, refusing(original))
+        original = torch.default_generator
+        torch.default_generator = torch.random.default_generator = _Unseeded(original, self.tracer)
         try:
             yield
         finally:
-            for (module, name), original in originals.items():
-                setattr(module, name, original)
+            torch.default_generator = torch.random.default_generator = original
 
     # ---- eager islands for modules
 
@@ -316,6 +305,18 @@ def _no_random_numbers_from_elsewhere() -> Iterator[None]:
         np.random.set_state(numpy)
     if drawn:
         raise CaptureError("forward draws random numbers from Python or NumPy; use torch's generator")
+
+
+class _Unseeded:
+    """torch's generator, whose state a recorded forward must leave alone."""
+
+    def __init__(self, generator: torch.Generator, tracer: Tracer) -> None:
+        self._generator, self._tracer = generator, tracer
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state") and self._tracer.recording:
+            raise CaptureError("forward seeds torch's generator")
+        return getattr(self._generator, name)
 
 
 @contextmanager

@@ -245,6 +245,8 @@ class Tracer(TorchFunctionMode):
             node = self.graph.call_function(target, args, kwargs)
         elif func in _OPERATORS:
             node = self.graph.call_function(_OPERATORS[func], args, kwargs)
+        elif name == "__get__":  # of a property such as Tensor.T
+            node = self.graph.call_function(getattr, (*args, func.__self__.__name__), kwargs)
         elif getattr(torch.Tensor, name, None) is func:
             node = self.graph.call_method(name, args, kwargs)
         else:

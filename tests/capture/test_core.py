@@ -59,6 +59,7 @@ def check(model: nn.Module, *calls: tuple[Any, ...]) -> Any:
         lambda h: h.new_zeros(2 * len(h) + 1, 3).sum() + h[: len(h) // 2],
         lambda h: h / int(h.shape[0]) ** 0.5,
         lambda h: (h * h.numel(), [h.size(0), 3 * len(h) - 1]),
+        lambda h: h.T @ h.mT.H + torch.view_as_complex(h.reshape(-1, 2)).imag.sum(),
     ],
 )
 def test_sizes_stay_symbolic(fn: Callable[[Tensor], Any]) -> None:
