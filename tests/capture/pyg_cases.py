@@ -132,6 +132,12 @@ def pna(**options: Any) -> dict[str, Any]:
     return {"aggregators": ["mean", "min", "max", "std"], **options}
 
 
+def rgat() -> nn.Module:
+    conv = pyg.RGATConv(IN, OUT, 4)
+    nn.init.constant_(conv.l2, 1 / OUT)  # PyG 2.8 leaves it uninitialised: its reset drops the filled tensor
+    return conv
+
+
 def hetero_sage() -> nn.Module:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -183,7 +189,7 @@ CONVS: dict[str, Case] = {
     "RGCNConv": Case(lambda: pyg.RGCNConv(IN, OUT, 4), x_edges_types),
     "RGCNConv[bases]": Case(lambda: pyg.RGCNConv(IN, OUT, 4, num_bases=2), x_edges_types),
     "FastRGCNConv": Case(lambda: pyg.FastRGCNConv(IN, OUT, 4), x_edges_types),
-    "RGATConv": Case(lambda: pyg.RGATConv(IN, OUT, 4), x_edges_types),
+    "RGATConv": Case(rgat, x_edges_types),
     "SignedConv": Case(lambda: pyg.SignedConv(IN, OUT, first_aggr=True), x_two_edges),
     "DNAConv": Case(lambda: pyg.DNAConv(32, heads=4), lambda s: ((s.features(s.nodes, 3, 32), s.edge_index()), {})),
     "PointNetConv": Case(lambda: pyg.PointNetConv(mlp(IN + 3, OUT)), x_positions_edges),
