@@ -111,7 +111,7 @@ def edge_softmax_hetero(
 
 def segment_mm(a: Tensor, b: Tensor, seglen: Tensor) -> Tensor:
     """Replaces ``dgl.backend.segment_mm``: runs of rows of ``a`` [N, K] times ``b`` [R, K, M]."""
-    return torch.ops.gqc.segment_mm(a, b, seglen)
+    return torch.ops.gqc.segment_mm(*_as_matmul_casts(a, b), seglen)
 
 
 def gather_mm(a: Tensor, b: Tensor, idx_a: Tensor | None = None, idx_b: Tensor | None = None) -> Tensor:
@@ -119,7 +119,15 @@ def gather_mm(a: Tensor, b: Tensor, idx_a: Tensor | None = None, idx_b: Tensor |
     rows = a if idx_a is None else a.index_select(0, idx_a)
     if idx_b is None:
         return torch.bmm(rows.unsqueeze(1), b).squeeze(1)
-    return torch.ops.gqc.gather_mm(rows, b, idx_b)
+    return torch.ops.gqc.gather_mm(*_as_matmul_casts(rows, b), idx_b)
+
+
+def _as_matmul_casts(*operands: Tensor) -> list[Tensor]:
+    """Float operands in the dtype that autocast, where it is on, gives to a matrix product."""
+    device = operands[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(operands)
+    return [x.to(torch.get_autocast_dtype(device)) for x in operands]
 
 
 def copy_to_edges(relation: Relation, x: Tensor, target: Target) -> Tensor:

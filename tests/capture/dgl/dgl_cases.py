@@ -63,6 +63,13 @@ def case(conv: str, variant: str, build: Callable[[], nn.Module], inputs: Any, *
     CASES.append(Case(conv, variant, build, inputs, **options))
 
 
+def modes(case: Case) -> list[bool]:
+    """Training first; evaluation too if the module has a part that tells them apart."""
+    parts = case.build().modules()
+    differ = any(isinstance(m, nn.BatchNorm1d) or (isinstance(m, nn.Dropout) and m.p > 0) for m in parts)
+    return [True, False] if differ else [True]
+
+
 # ---- graphs
 
 
