@@ -5,6 +5,8 @@ requires, does and ensures; :mod:`gqc.passes.verify` checks that after each. :fu
 then splits the graph into the two halves that run.
 """
 
+from collections.abc import Callable
+
 from gqc.joint import JointGraph
 from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
@@ -54,16 +56,30 @@ __all__ = [
 ]
 
 
-def run(joint: JointGraph, policy: Policy) -> list[Report]:
+Watch = Callable[[JointGraph, Report], None]
+"""Looks at the joint graph after a pass and at what the pass reports; the first call is before any pass."""
+
+
+def run(joint: JointGraph, policy: Policy, watch: Watch | None = None) -> list[Report]:
     """Run all passes over a joint graph, which is changed in place.
+
+    Args:
+        joint: forward and backward of a captured graph.
+        policy: how to quantize.
+        watch: is called with the graph and an empty report named ``"joint"`` before the first pass, and with the graph
+            and the report of each pass after it. It must not change either.
 
     Raises:
         PassError: a pass broke what it ensures.
     """
-    reports = []
+    reports: list[Report] = []
+    if watch is not None:
+        watch(joint, Report("joint"))
     for rewrite in PIPELINE:
         reports.append(rewrite(joint, policy))
         verify(joint, rewrite.__name__)
+        if watch is not None:
+            watch(joint, reports[-1])
     verify_decided(joint)
     joint.module.recompile()
     return reports
