@@ -20,6 +20,8 @@ with_data := $(if $(DATA_ROOT),--data-root=$(DATA_ROOT))
 demo: $(ready)
 	$(bin)/python -m examples.demo $(with_data) $(DEMO)
 
+# Warnings are errors here only: a later compiler may know more of them, and users should still be able to build.
+test: export CXXFLAGS += -Werror
 test: $(ready) lint
 	$(bin)/python -m pytest -q --cov --durations=10 $(with_data) $(PYTEST)
 
