@@ -7,6 +7,7 @@ backward and the in-place updates of buffers. Every use of torch's private modul
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ def _export(graph: fx.GraphModule, fakes: Sequence[Any]) -> JointGraph | None:
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = aot_export_joint_with_descriptors(stack, graph, tuple(fakes), keep_inference_input_mutations=True)
-    module = exported.graph_module
+    module = _renumbered(exported.graph_module)
     output = next(iter(module.graph.find_nodes(op="output")))
     described = list(zip(output.args[0], output.meta["desc"], strict=True))  # type: ignore[arg-type]
     forward = [d for _, d in described if not isinstance(d, descriptors.GradAOTOutput) and d is not None]
@@ -154,6 +155,21 @@ def _export(graph: fx.GraphModule, fakes: Sequence[Any]) -> JointGraph | None:
             f"torch {torch.__version__}: the joint graph has {len(described)} outputs, which gqc cannot match"
         )
     return JointGraph(module, placeholders, len(forward), gradient_of)
+
+
+def _renumbered(module: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with the nodes of each name numbered from 0 in graph order.
+
+    Torch's own numbers count nodes that it has dropped again, so they differ from one release of torch to the next.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        name = node.name if node.op == "placeholder" else re.sub(r"_\d+$", "", node.name)
+        copies[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+        copies[node].meta = node.meta
+    return fx.GraphModule(module, graph)
 
 
 def _aliases(exported: Any) -> bool:
