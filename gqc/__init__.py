@@ -12,6 +12,7 @@ from gqc.compat import install as _install_dgl_finder  # noqa: E402
 _install_dgl_finder()
 
 from gqc.compile import compile, is_compiled, state_of  # noqa: E402
+from gqc.error_report import error_report  # noqa: E402
 from gqc.errors import (  # noqa: E402
     CaptureError,
     FallbackWarning,
@@ -34,6 +35,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "compile",
+    "error_report",
     "explain",
     "is_compiled",
     "state_of",

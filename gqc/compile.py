@@ -168,6 +168,20 @@ class CompileState:
             self._fall_back(key if key is not None else str(failure), variant, failure)
         return result
 
+    def variant_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Call]:
+        """The variant that serves a call, compiled if there is none yet, and the call as it reads it.
+
+        Raises:
+            CaptureError: calls of this kind run eagerly.
+        """
+        call = read_call(args, kwargs)
+        key = (call.key, module_key(self.model), mode_key())
+        variant, _ = self._find(key, call)
+        fallback = self.fallbacks.get(key, self.fallbacks.get(_ALL_OTHERS))
+        if variant is None and fallback is not None:
+            raise CaptureError(fallback.reason, module=fallback.module, location=fallback.location)
+        return variant or self._compile(key, call, args, kwargs), call
+
     def _find(self, key: Hashable, call: Call) -> tuple[Variant | None, str]:
         """The variant that serves a call, or ``None`` and why there is none."""
         why = "first call with inputs of this kind"

@@ -16,6 +16,7 @@ from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import example
 from gqc.passes.report import FOUND, KEPT, QUANTIZED, REPLACED, SHARED, Decision, Report
 from gqc.passes.saved_values import SavedTensor
+from gqc.text import printed
 from gqc.variant import CompiledStage, IslandStep, Variant
 
 _STYLES = {QUANTIZED: None, KEPT: "dim"}
@@ -92,10 +93,7 @@ class Explanation:
     fallbacks: tuple[Fallback, ...]
 
     def __str__(self) -> str:
-        console = Console(width=160, no_color=True, highlight=False)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
+        return printed(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.variants and not self.fallbacks:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,11 @@ class CompiledStage:
     writes: tuple[str, ...]
 
     def __call__(self, values: dict[str, Any]) -> None:
-        arguments = [table[name] for table, name in self.slots]
-        arguments += [values[self.reads[i]] for i in self.inputs]
-        values.update(zip(self.writes, self.executable(arguments), strict=True))
+        values.update(zip(self.writes, self.executable(self.arguments(values)), strict=True))
+
+    def arguments(self, values: dict[str, Any]) -> list[Any]:
+        """What the joint graph's parameters, buffers and inputs stand for in a call."""
+        return [table[name] for table, name in self.slots] + [values[self.reads[i]] for i in self.inputs]
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class IslandStep:
     def __call__(self, values: dict[str, Any]) -> None:
         results = self.call.graph.forward(*[values[name] for name in self.call.reads])
         values.update(zip(self.call.writes, results, strict=True))
+
+
+RunStep = Callable[[CompiledStage | IslandStep, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -108,19 +113,22 @@ class Variant:
         results = tuple(n.name for n in graph.output_node().args[0])  # type: ignore[union-attr]
         return cls(captured, steps, names, results, why, tuple(model.modules()))
 
-    def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model on a call and give its result the structure that the model's forward returns."""
-        values: dict[str, Any] = dict(zip(self.names, call.flat, strict=True))
-        if self.captured.islands:
-            with calling(call.graphs):
-                self._run(values)
-        else:
-            self._run(values)
-        return self.captured.outputs.unflatten([values[name] for name in self.results], args, kwargs)
+    def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], run_step: RunStep | None = None) -> Any:
+        """Run the model on a call and give its result the structure that the model's forward returns.
 
-    def _run(self, values: dict[str, Any]) -> None:
-        for step in self.steps:
-            step(values)
+        Args:
+            call: the call as the capture reads it.
+            args, kwargs: the call as the user wrote it.
+            run_step: runs a step in place of the step itself.
+        """
+        values: dict[str, Any] = dict(zip(self.names, call.flat, strict=True))
+        with calling(call.graphs) if self.captured.islands else nullcontext():
+            for step in self.steps:
+                if run_step is None:
+                    step(values)
+                else:
+                    run_step(step, values)
+        return self.captured.outputs.unflatten([values[name] for name in self.results], args, kwargs)
 
 
 @contextmanager

@@ -1,0 +1,242 @@
+"""``gqc.error_report``: what quantization does to every primitive of a model, measured on one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from gqc.compile import state_of
+from gqc.joint import SEED, TANGENT
+from gqc.passes.nodes import half, origin
+from gqc.passes.primitive import mark
+from gqc.side_by_side import QUANTIZE, Values, run_both
+from gqc.text import printed
+from gqc.variant import CompiledStage, IslandStep
+
+OPERAND, OUTPUT, GRADIENT = "operand", "output", "gradient"
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """How far a quantized run is from an exact one at one node of the joint graph.
+
+    Attributes:
+        node: name of the node.
+        module: dotted path of the module that it comes from, ``""`` for the model itself.
+        half: ``"forward"`` or ``"backward"``.
+        kind: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ... for a primitive, ``"operand"`` for an int8 copy, ``"output"`` for
+            what the model returns, ``"gradient"`` for what a parameter or input receives.
+        parameter: dotted name of the parameter whose gradient the node is, ``""`` for other nodes.
+        quantized: whether the node itself reads or holds int8.
+        relative: ``|q - x| / |x|`` in the Euclidean norm; q is the value in the quantized run, x where nothing is
+            rounded anywhere. NaN if either holds a NaN, infinite if x is all zero and q is not.
+        cosine: of the angle between q and x; 1 if both are zero.
+        own: the same as ``relative``, where x comes from the operands of the quantized run before this node rounds
+            them: what this node alone adds. ``None`` if the node is not quantized.
+    """
+
+    node: str
+    module: str
+    half: str
+    kind: str
+    parameter: str
+    quantized: bool
+    relative: float
+    cosine: float
+    own: float | None
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """Errors of the nodes of a model, worst first (NaN before all).
+
+    Attributes:
+        model: class name of the model.
+        nodes: primitives, int8 copies of tensors, outputs and gradients.
+    """
+
+    model: str
+    nodes: tuple[NodeError, ...]
+
+    def of(self, kind: str) -> list[NodeError]:
+        """The nodes of one :attr:`NodeError.kind`, worst first."""
+        return [n for n in self.nodes if n.kind == kind]
+
+    def __str__(self) -> str:
+        return printed(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(title=f"{self.model}: INT8 against full precision, worst first", title_justify="left")
+        for heading in ("node", "module", "half", "kind"):
+            table.add_column(heading)
+        for heading in ("relative error", "cosine", "its own error"):
+            table.add_column(heading, justify="right")
+        for n in self.nodes:
+            own = "" if n.own is None else f"{n.own:.2%}"
+            kind = f"{n.kind} of {n.parameter}" if n.parameter else n.kind
+            row = (n.node, n.module or "(model)", n.half, kind, f"{n.relative:.2%}", f"{n.cosine:.5f}", own)
+            table.add_row(*map(escape, row), style=None if n.quantized else "dim")
+        yield table
+
+
+def error_report(
+    model: nn.Module, *inputs: Any, loss_fn: Callable[[Any], Tensor] | None = None, **kwargs: Any
+) -> ErrorReport:
+    """Run one step of a compiled model, quantized and exact side by side, print and return where they differ.
+
+    Both runs share weights, inputs, dropout masks and the gradient that the model's output receives, so every
+    difference is due to rounding. A model with eager islands is compared part by part: each part starts from the values
+    of the quantized run. Parameters, buffers, gradients and the random number generator are left as they were.
+
+    Args:
+        model: a result of :func:`gqc.compile`; it is compiled for this call if it has not been.
+        *inputs: what the model is called with.
+        loss_fn: takes the model's result and returns the scalar whose gradient starts the backward. By default every
+            element of every output receives a gradient drawn from N(0, 1).
+        **kwargs: what the model is called with by name.
+
+    Raises:
+        TypeError: the model did not come from :func:`gqc.compile`.
+        CaptureError: calls of this kind run in eager full precision, so there is nothing to compare.
+    """
+    state = state_of(model)
+    with _undone(state.model, state.seed):
+        variant, call = state.variant_of(inputs, kwargs)
+        recorder = _Recorder()
+        result = variant.run(call, inputs, kwargs, recorder)
+        recorder.differentiate(result, loss_fn, [*state.model.parameters(), *call.flat])
+        nodes = [error for stage in recorder.stages for error in stage.errors(state.seed)]
+    nodes.sort(key=lambda n: (not math.isnan(n.relative), -n.relative))
+    report = ErrorReport(type(model).__name__, tuple(nodes))
+    Console().print(report)
+    return report
+
+
+@contextmanager
+def _undone(model: nn.Module, seed: Any) -> Iterator[None]:
+    """Buffers, the generator and the step of the seed are put back at the end."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    generator, step = torch.get_rng_state(), seed.step
+    try:
+        yield
+    finally:
+        torch.set_rng_state(generator)
+        seed.step = step
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@dataclass(frozen=True)
+class _RunStage:
+    """A stage with what went into it and, after the backward, the gradients of its results."""
+
+    stage: CompiledStage
+    arguments: list[Any]
+    results: list[Any]
+    gradients: dict[int, Tensor]
+
+    def errors(self, seed: Callable[[], Tensor]) -> Iterator[NodeError]:
+        joint = self.stage.joint
+        given = iter(self.arguments)
+        values = [
+            self._gradient(p.index) if p.kind == TANGENT else seed() if p.kind == SEED else next(given)
+            for p in joint.placeholders
+        ]
+        kinds = {n: OUTPUT for n in joint.forward_outputs if isinstance(n, fx.Node)}
+        kinds |= {n: GRADIENT for n in joint.gradients if n is not None}
+        names = {p.node: p.name for p in joint.placeholders}
+        parameters = {n: names[p] for n, p in zip(joint.gradients, joint.gradient_of, strict=True) if n is not None}
+        with torch.no_grad(), torch._C._DisableAutocast():
+            for node, value in run_both(joint, values):
+                error = _error(node, value, kinds, parameters.get(node, ""))
+                if error is not None:
+                    yield error
+
+    def _gradient(self, index: int) -> Tensor:
+        return self.gradients.get(index, torch.zeros_like(self.results[index]))
+
+
+class _Recorder:
+    """Runs the steps of a variant and keeps what goes through its stages."""
+
+    def __init__(self) -> None:
+        self.stages: list[_RunStage] = []
+
+    def __call__(self, step: CompiledStage | IslandStep, values: dict[str, Any]) -> None:
+        if isinstance(step, IslandStep):
+            step(values)
+            return
+        arguments = [x.detach().clone() if isinstance(x, Tensor) else x for x in step.arguments(values)]
+        step(values)
+        results = [values[name] for name in step.writes]
+        run = _RunStage(step, arguments, results, {})
+        for index, result in enumerate(results):
+            if isinstance(result, Tensor) and result.requires_grad:
+                result.register_hook(lambda grad, i=index: run.gradients.__setitem__(i, grad.detach()))
+        self.stages.append(run)
+
+    @staticmethod
+    def differentiate(result: Any, loss_fn: Callable[[Any], Tensor] | None, leaves: list[Any]) -> None:
+        """Run the backward, which hands every stage its gradients, without touching ``.grad``."""
+        wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+        if not wanted or not outputs:
+            return
+        if loss_fn is not None:
+            torch.autograd.grad(loss_fn(result), wanted, allow_unused=True)
+            return
+        generator = torch.Generator().manual_seed(0)
+        noise = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
+        torch.autograd.grad(outputs, wanted, noise, allow_unused=True)
+
+
+def _error(node: fx.Node, value: Values, kinds: dict[fx.Node, str], parameter: str) -> NodeError | None:
+    primitive = mark(node)
+    kind = primitive.kind if primitive is not None else OPERAND if node.target is QUANTIZE else kinds.get(node)
+    if kind is None:
+        return None
+    quantized, exact, unrounded = value.quantized, value.exact, value.unrounded
+    if kind == OPERAND:
+        int8, scale = quantized
+        quantized = int8.float() * scale
+    quantized, exact, unrounded = (v[0] if isinstance(v, tuple) else v for v in (quantized, exact, unrounded))
+    if not (isinstance(exact, Tensor) and exact.is_floating_point()):
+        return None
+    in_int8 = kind == OPERAND or (primitive is not None and primitive.kept is None)
+    return NodeError(
+        node=node.name,
+        module=origin(node).module,
+        half=half(node),
+        kind=kind,
+        parameter=parameter,
+        quantized=in_int8,
+        relative=_relative(quantized, exact),
+        cosine=_cosine(quantized, exact),
+        own=_relative(quantized, unrounded) if in_int8 else None,
+    )
+
+
+def _relative(got: Tensor, true: Tensor) -> float:
+    difference, length = (got.double() - true.double()).norm().item(), true.double().norm().item()
+    if difference == 0:
+        return 0.0
+    return difference / length if length != 0 else math.inf
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    a, b = a.double().flatten(), b.double().flatten()
+    lengths = (a.norm() * b.norm()).item()
+    if lengths == 0:
+        return 1.0 if torch.equal(a, b) else 0.0
+    return a.dot(b).item() / lengths

@@ -1,0 +1,64 @@
+"""What a quantized op computes if its operands are not rounded: the same call on the float values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gqc.passes.primitive import ops
+
+Values = Tensor
+"""Float values in the place of int8 ones; their scale, the argument that follows, has no meaning then."""
+
+
+def _gemm(
+    a: Values, _: Any, b: Values, __: Any, trans_a: bool, trans_b: bool, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    out = (a.t() if trans_a else a) @ (b.t() if trans_b else b)
+    return _with_absmax(out if bias is None else out + bias, dtype)
+
+
+def _spmm(
+    g: list[Tensor], op: str, u: Values | None, _: Any, e: Values | None, __: Any, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return _with_absmax(ops.spmm(g, op, u, e), dtype)
+
+
+def _spmm_cmp(g: list[Tensor], reduce: str, u: Values, _: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    out, arg = ops.spmm_cmp(g, "copy_lhs", reduce, u, None)
+    return out.to(dtype), arg
+
+
+def _sddmm(
+    g: list[Tensor],
+    op: str,
+    lhs: Values,
+    _: Any,
+    rhs: Values,
+    __: Any,
+    lhs_target: str,
+    rhs_target: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return ops.sddmm(g, op, lhs, rhs, lhs_target, rhs_target).to(dtype)
+
+
+def _dequantize(x: Values, _: Any, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
+
+
+def _with_absmax(out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return out.to(dtype), out.abs().amax().float() if out.numel() else out.new_zeros((), dtype=torch.float32)
+
+
+EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
+    ops.qgemm.default: _gemm,
+    ops.qspmm.default: _spmm,
+    ops.qspmm_cmp.default: _spmm_cmp,
+    ops.qsddmm.default: _sddmm,
+    ops.dequantize.default: _dequantize,
+}
+"""By quantized op; each function takes the op's arguments with float values in the place of int8 ones."""

@@ -1,0 +1,134 @@
+"""What ``gqc.error_report`` measures is true, and measuring changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from same import nothing_lost
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gqc
+from gqc.passes.exact_form import EXACT_FORMS
+from gqc.passes.int8_form import FORMS
+
+
+class MLP(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 8)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.dropout(F.relu(self.norm(self.first(x))), self.dropout, self.training))
+
+
+class Positive(MLP):
+    """The number of rows of its last layer depends on data, which splits it around an island."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h[(h[:, 0] > 0).nonzero().squeeze(1)])
+
+
+def relative(got: Tensor, true: Tensor) -> float:
+    return ((got - true).norm() / true.norm()).item()
+
+
+def rounded(x: Tensor) -> Tensor:
+    scale = x.abs().max() / 127
+    return torch.floor(x / scale + 0.5).clamp(-127, 127) * scale
+
+
+def test_errors_are_those_of_rounding():
+    model = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 8, bias=False))
+    x = torch.randn(500, 32)
+    compiled = gqc.compile(model, rounding="nearest", keep_output_layer=False)
+    with torch.no_grad():
+        report = gqc.error_report(compiled, x)
+        hidden = rounded(x) @ rounded(model[0].weight).t()
+        out = rounded(hidden.relu()) @ rounded(model[2].weight).t()
+        unrounded = hidden.relu() @ model[2].weight.t()
+        exact = model(x)
+    first, last = sorted(report.of("gemm"), key=lambda n: n.module)
+    assert first.own == first.relative == pytest.approx(relative(hidden, x @ model[0].weight.t()), rel=0.02)
+    assert last.relative == pytest.approx(relative(out, exact), rel=0.02)
+    assert last.own == pytest.approx(relative(out, unrounded), rel=0.02)
+    assert len(report.of("operand")) == 4
+    assert all(0 < n.own < 0.02 for n in report.of("operand"))
+
+
+def test_gradients_are_named_and_worst_comes_first():
+    report = gqc.error_report(gqc.compile(MLP(dropout=0.3)), torch.randn(400, 32))
+    assert {n.parameter for n in report.of("gradient")} >= {"first.weight", "last.weight", "norm.bias"}
+    errors = [n.relative for n in report.nodes]
+    assert errors == sorted(errors, reverse=True)
+    assert all(n.cosine > 0.9 for n in report.nodes if n.parameter != "first.bias")  # whose gradient batch norm cancels
+    assert "gradient of first.weight" in str(report)
+
+
+def test_without_quantization_nothing_differs():
+    report = gqc.error_report(gqc.compile(MLP(dropout=0.3), bits=32), torch.randn(400, 32))
+    assert report.nodes
+    assert all(n.relative == 0 and n.own is None for n in report.nodes)
+
+
+def test_every_quantized_op_has_an_exact_form():
+    assert {form.target for form in FORMS.values()} <= EXACT_FORMS.keys()
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_nothing_changes(seed: int | None):
+    model = MLP(dropout=0.3)
+    compiled = gqc.compile(model, seed=seed)
+    optimizer = torch.optim.Adam(compiled.parameters())
+    x = torch.randn(400, 32)
+    compiled(x).sum().backward()
+    optimizer.step()
+    with nothing_lost(compiled, optimizer):
+        gqc.error_report(compiled, x)
+    twin = copy.deepcopy(compiled)
+    generator = torch.get_rng_state()
+    expected = compiled(x)
+    gqc.state_of(twin).seed.step = gqc.state_of(compiled).seed.step - (seed is not None)
+    torch.set_rng_state(generator)
+    gqc.error_report(twin, x)
+    torch.testing.assert_close(twin(x), expected, rtol=0, atol=0)
+
+
+def test_loss_function_starts_the_backward():
+    compiled = gqc.compile(MLP())
+    report = gqc.error_report(compiled, torch.randn(400, 32), loss_fn=lambda out: (out * 0).sum())
+    assert all(n.relative == 0 for n in report.of("gradient"))
+
+
+def test_parts_around_an_island_are_compared():
+    report = gqc.error_report(gqc.compile(Positive()), torch.randn(400, 32))
+    assert {n.module for n in report.of("gemm")} == {"first", "last"}
+    assert all(0 <= n.relative < 0.2 for n in report.nodes)
+
+
+def test_nan_is_worst():
+    x = torch.randn(400, 32)
+    x[3, 3] = math.nan
+    report = gqc.error_report(gqc.compile(MLP().eval()), x)
+    assert math.isnan(report.nodes[0].relative)
+
+
+class Undecided(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * float(torch.as_tensor(x).sum().item() > 0) if isinstance(x, str) else [x, object()]
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(TypeError, match=r"pass the result of gqc\.compile"):
+        gqc.error_report(MLP(), torch.randn(4, 32))
+    compiled = gqc.compile(Undecided())
+    with pytest.warns(gqc.FallbackWarning):
+        compiled(torch.randn(4))
+    with pytest.raises(gqc.CaptureError, match="cannot capture"):
+        gqc.error_report(compiled, torch.randn(4))
