@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gqc.capture import Call, StateChange, capture, is_capturing, read_call
 from gqc.errors import CaptureError, FallbackWarning, InputError
 from gqc.keys import mode_key, module_key
+from gqc.layer_bits import LayerBits
 from gqc.policy import Policy
 from gqc.seed import SeedSource
 from gqc.variant import Variant
@@ -40,13 +41,16 @@ def compile(model: M, policy: Policy | None = None, **options: Any) -> M:
         **options: fields of :class:`gqc.Policy` that override ``policy``.
 
     Raises:
-        PolicyError: an option is unknown or has an unknown value.
+        PolicyError: an option is unknown or has an unknown value, or names a module that the model lacks.
         TypeError: ``model`` is not a ``torch.nn.Module``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"gqc.compile takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
     original = state_of(model).model if is_compiled(model) else model
-    state = CompileState(original, Policy.of(policy, options))
+    chosen = Policy.of(policy, options)
+    if isinstance(chosen.bits, LayerBits):
+        chosen.bits.check_names((name for name, _ in original.named_modules()), type(original).__name__)
+    state = CompileState(original, chosen)
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_gqc", state)

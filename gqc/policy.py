@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
 from gqc.errors import PolicyError
+from gqc.layer_bits import LayerBits, check_bits
 
-BITS = (8, 32)
 ROUNDINGS = ("stochastic", "nearest")
 PRECISIONS = ("fp32", "int8")
 
@@ -18,8 +19,10 @@ class Policy:
     """How a model is quantized. Every field is also a keyword argument of :func:`gqc.compile`.
 
     Attributes:
-        bits: 8 quantizes the operands of GEMM, SPMM and SDDMM to INT8; 32 captures the model and runs all
-            passes without quantizing, which equals eager up to the rounding of reordered sums.
+        bits: width of the quantized operands of GEMM, SPMM and SDDMM: 2 to 8, or 32, which captures the model and
+            runs all passes without quantizing and equals eager up to the rounding of reordered sums. A mapping
+            gives layers widths of their own, by module path or pattern: ``{"conv1": 4, "*": 8}``; see
+            :class:`gqc.layer_bits.LayerBits`, which it becomes.
         rounding: ``"stochastic"`` (unbiased, Tango section 3.2) or ``"nearest"``.
         keep_output_layer: keep the layer that computes the model's output in full precision
             (Tango section 3.3: the layer before softmax).
@@ -30,7 +33,7 @@ class Policy:
             torch's default generator at each training step.
     """
 
-    bits: int = 8
+    bits: int | Mapping[str, int] | LayerBits = 8
     rounding: str = "stochastic"
     keep_output_layer: bool = True
     attention_logits: str = "fp32"
@@ -38,7 +41,10 @@ class Policy:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("bits", self.bits, BITS)
+        if isinstance(self.bits, Mapping):
+            object.__setattr__(self, "bits", LayerBits.of(self.bits))
+        elif not isinstance(self.bits, LayerBits):
+            check_bits("Policy.bits", self.bits)
         _check("rounding", self.rounding, ROUNDINGS)
         _check("attention_logits", self.attention_logits, PRECISIONS)
         _check("keep_output_layer", self.keep_output_layer, (True, False))

@@ -8,6 +8,7 @@ then splits the graph into the two halves that run.
 from collections.abc import Callable
 
 from gqc.joint import JointGraph
+from gqc.passes.choose_bits import choose_bits
 from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
@@ -30,6 +31,7 @@ PIPELINE = (
     find_primitives,
     measure_saved,
     keep_full_precision,
+    choose_bits,
     quantize_operands,
     share_quantized,
     draw_masks,
@@ -40,6 +42,7 @@ __all__ = [
     "PIPELINE",
     "Decision",
     "Report",
+    "choose_bits",
     "copy_updated",
     "draw_masks",
     "find_primitives",

@@ -48,12 +48,14 @@ class Primitive:
             ``"copy_lhs"``, ``"mul"``, ``"dot"``, ``"max"``, ... otherwise.
         half: ``"forward"`` or ``"backward"``.
         kept: why it stays in full precision; ``None``: it is quantized, or not yet decided.
+        bits: width of its quantized operands, 2 to 8.
     """
 
     kind: str
     op: str
     half: str
     kept: str | None = None
+    bits: int = 8
 
 
 @dataclass(frozen=True)

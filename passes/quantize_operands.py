@@ -19,7 +19,7 @@ _WITH_ABSMAX = (ops.qgemm.default, ops.qspmm.default)
 def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
     """Put a ``quantize`` on every operand of every primitive that is not kept, and call its int8 form.
 
-    Requires: :func:`keep_full_precision`.
+    Requires: :func:`keep_full_precision` and :func:`choose_bits`.
     Does: quantizes the values of an operand where they are first held, before transposes (the int8 GEMM takes flags
         instead), reshapes and copies. The absmax of a quantized primitive's output comes from its epilogue. Every
         ``quantize`` has a number of its own, which selects its stream of random bits.
@@ -32,7 +32,7 @@ def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
             continue
         form = FORMS[node.target]  # type: ignore[index]
         with joint.graph.inserting_before(node):
-            pairs = {operand: quantizer(operand, node) for operand in form.operands(node)}
+            pairs = {operand: quantizer(operand, node, primitive.bits) for operand in form.operands(node)}
             in_int8 = call(form.target, form.arguments(node, pairs.__getitem__), node, f"{node.name}_int8")
         in_int8.meta["gqc"] = primitive
         several = isinstance(in_int8.meta["val"], tuple) and isinstance(node.meta["val"], Tensor)
@@ -40,7 +40,7 @@ def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
         node.replace_all_uses_with(result)
         joint.graph.erase_node(node)
         operands = ", ".join(operand.name for operand in pairs)
-        reason = f"reads {operands} in int8"
+        reason = f"reads {operands} in int{primitive.bits}"
         report.decisions.append(
             Decision(name, origin(result).module, primitive.kind, primitive.half, QUANTIZED, reason)
         )
@@ -57,13 +57,17 @@ class Quantizer:
     policy: Policy
     count: int = 0
 
-    def __call__(self, x: fx.Node, like: fx.Node) -> tuple[fx.Node, fx.Node]:
-        """Quantize ``x`` at the graph's insertion point; returns the int8 values, shaped as ``x``, and the scale."""
+    def __call__(self, x: fx.Node, like: fx.Node, bits: int) -> tuple[fx.Node, fx.Node]:
+        """Quantize ``x`` to 2 to 8 bits at the graph's insertion point.
+
+        Returns:
+            The values, in int8 and shaped as ``x``, and the scale.
+        """
         # Without a backward there is no gradient to keep unbiased, and nearest rounding has the smaller error.
         stochastic = self.policy.rounding == "stochastic" and self.joint.training
         values, path = source(x)
         seed = self.joint.seed() if stochastic else None
-        arguments = (values, _absmax_of(values), seed, self.count, self.policy.bits, stochastic)
+        arguments = (values, _absmax_of(values), seed, self.count, bits, stochastic)
         quantized = call(ops.quantize.default, arguments, like, f"{values.name}_quantized")
         self.count += 1
         int8, scale = pick(quantized, 0, f"{values.name}_int8"), pick(quantized, 1, f"{values.name}_scale")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import fx
 
 from gqc.joint import JointGraph
@@ -21,27 +23,32 @@ def share_quantized(joint: JointGraph, policy: Policy) -> Report:
         the backward (whose saved tensor is then the int8 copy) and the users of one gradient. An int8 copy of a
         parameter lives from the forward to the backward of one step.
     Legal because one scale a tensor stands for every element, whatever their order and the contracted axis. Refused
-        where the tensor is updated in place between the two uses.
-    Ensures: no two ``quantize`` nodes read the same values.
+        where the tensor is updated in place between the two uses, and between primitives of different widths, whose
+        scales differ: there is one copy a width.
+    Ensures: no two ``quantize`` nodes of one width read the same values.
     """
     report = Report("share_quantized")
-    first: dict[fx.Node, fx.Node] = {}
+    first: dict[tuple[fx.Node, object], fx.Node] = {}
     for node in quantize_nodes(joint):
         values: fx.Node = node.args[0]  # type: ignore[assignment]
-        shared = first.setdefault(values, node)
+        shared = first.setdefault((values, _bits(node)), node)
         update = _update_between(values, shared, node)
         if update is not None:
             reason = f"not shared: {values.name} is updated in place by {update.name}"
             report.decisions.append(_decision(values, KEPT, reason))
-            first[values] = node
+            first[values, _bits(node)] = node
         elif shared is not node:
             for index in (0, 1):
                 pick(node, index).replace_all_uses_with(pick(shared, index))
     drop_unused(joint.graph)
+    copies = Counter(node.args[0] for node in quantize_nodes(joint))
     for node, users in _users(joint).items():
-        if len(users) > 1:
-            values = node.args[0]  # type: ignore[assignment]
-            report.decisions.append(_decision(values, SHARED, f"one int8 copy for {', '.join(users)}"))
+        values = node.args[0]  # type: ignore[assignment]
+        reason = f"one int{_bits(node)} copy for {', '.join(users)}"
+        if copies[values] > 1:
+            report.decisions.append(_decision(values, SHARED, f"{reason}; other widths have copies of their own"))
+        elif len(users) > 1:
+            report.decisions.append(_decision(values, SHARED, reason))
     report.numbers["quantize nodes"] = len(quantize_nodes(joint))
     return report
 
@@ -49,6 +56,10 @@ def share_quantized(joint: JointGraph, policy: Policy) -> Report:
 def quantize_nodes(joint: JointGraph) -> list[fx.Node]:
     """The ``quantize`` nodes of a joint graph in graph order."""
     return list(joint.graph.find_nodes(op="call_function", target=QUANTIZE, sort=True))
+
+
+def _bits(quantize: fx.Node) -> int:
+    return quantize.args[4]  # type: ignore[return-value]
 
 
 def _update_between(values: fx.Node, first: fx.Node, second: fx.Node) -> fx.Node | None:

@@ -275,8 +275,8 @@ def test_compiling_twice_replaces_the_policy():
 def test_wrong_options_name_near_misses():
     with pytest.raises(gqc.PolicyError, match="did you mean 'rounding'"):
         gqc.compile(MLP(), roundin="nearest")
-    with pytest.raises(gqc.PolicyError, match=r"Policy\.bits=5"):
-        gqc.compile(MLP(), bits=5)
+    with pytest.raises(gqc.PolicyError, match=r"Policy\.bits=9"):
+        gqc.compile(MLP(), bits=9)
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         gqc.compile(lambda x: x)
     with pytest.raises(TypeError, match=r"gqc\.compile"):

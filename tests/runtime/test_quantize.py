@@ -103,6 +103,24 @@ def test_equals_reference_on_hard_values(isa: str, dtype: torch.dtype, values: l
         assert_same(gqc.quantize(x, None, seed, 1, 8, stochastic), reference.quantize(x, None, seed, 1, 8, stochastic))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_every_width_equals_reference(isa: str, threads: int, bits: int, dtype: torch.dtype) -> None:
+    limit, seed = 2 ** (bits - 1) - 1, draw_seed()
+    levels = torch.arange(-limit, limit + 1, dtype=dtype)
+    for x in (
+        torch.randn(70_003, dtype=dtype),
+        levels,
+        torch.zeros(9, dtype=dtype),
+        torch.full((9,), NAN, dtype=dtype),
+    ):
+        for stochastic in (True, False):
+            q, scale = gqc.quantize(x, None, seed, 2, bits, stochastic)
+            assert_same((q, scale), reference.quantize(x, None, seed, 2, bits, stochastic))
+    q, scale = gqc.quantize(levels, None, seed, 2, bits, True)
+    assert torch.equal(gqc.dequantize(q, scale, dtype), levels)  # the levels themselves are not rounded
+
+
 @pytest.mark.parametrize("place", [0, 5, 1000, 1023])
 @pytest.mark.parametrize(("value", "absmax"), [(NAN, NAN), (INF, INF), (-INF, INF)])
 def test_what_is_not_finite_is_never_hidden(isa: str, value: float, absmax: float, place: int) -> None:

@@ -1,0 +1,91 @@
+"""Bit widths a layer: what a mapping given as ``Policy.bits`` means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from gqc.errors import PolicyError
+
+WIDTHS = range(2, 9)
+EXACT, DEFAULT = 32, 8
+BITS = (*WIDTHS, EXACT)
+
+
+@dataclass(frozen=True)
+class LayerBits:
+    """Widths by module, hashable and in the order in which they were given.
+
+    An entry is the path of a module (``"conv1"``) or a pattern of :mod:`fnmatch` (``"conv*"``) and covers the module
+    and all modules in it. A path goes before patterns; of several paths the innermost holds, of several patterns the
+    first. What no entry covers has 8 bits.
+
+    Attributes:
+        entries: pairs of a path or pattern and 2 to 8 or 32.
+    """
+
+    entries: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, widths: Mapping[str, int]) -> LayerBits:
+        """Check a mapping and freeze it.
+
+        Raises:
+            PolicyError: a key is no string, or a value no width.
+        """
+        for name, bits in widths.items():
+            if not isinstance(name, str):
+                raise PolicyError(f"Policy.bits: key {name!r} is neither the path of a module nor a pattern")
+            check_bits(f"Policy.bits[{name!r}]", bits)
+        return cls(tuple(widths.items()))
+
+    def find(self, module: str) -> tuple[str | None, int]:
+        """The entry that covers a module and its width, ``None`` and the default if there is none."""
+        around = _around(module)
+        widths = dict(self.entries)
+        for path in around:
+            if path in widths:
+                return path, widths[path]
+        for pattern, bits in self.entries:
+            if any(fnmatchcase(path, pattern) for path in around):
+                return pattern, bits
+        return None, DEFAULT
+
+    def check_names(self, modules: Iterable[str], model: str) -> None:
+        """Refuse entries that cover none of a model's modules.
+
+        Args:
+            modules: paths of all modules, ``""`` for the model itself.
+            model: class name of the model, for the message.
+
+        Raises:
+            PolicyError: naming the entry and near misses.
+        """
+        known = list(modules)
+        for name, _ in self.entries:
+            if not any(fnmatchcase(path, name) or path == name for path in known):
+                near = get_close_matches(name, known, n=3, cutoff=0.5)
+                hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(known[1:])}"
+                raise PolicyError(f"Policy.bits[{name!r}]: {model} has no module of this name; {hint}")
+
+    def __repr__(self) -> str:
+        return repr(dict(self.entries))
+
+
+def check_bits(field: str, bits: object) -> None:
+    """Refuse what is no width.
+
+    Raises:
+        PolicyError: naming the field.
+    """
+    if isinstance(bits, bool) or bits not in BITS:
+        expected = ", ".join(map(repr, BITS))
+        raise PolicyError(f"{field}={bits!r}: expected one of {expected}")
+
+
+def _around(module: str) -> list[str]:
+    """The path of a module and of all that contain it, innermost first, the model itself last."""
+    parts = module.split(".") if module else []
+    return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
