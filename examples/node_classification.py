@@ -1,6 +1,7 @@
 """Test accuracy of INT8 training beside FP32, seed by seed, on Planetoid or generated graphs.
 
     python -m examples.node_classification --model gcn --data cora --data-root DIR --seeds 10
+    python -m examples.node_classification --model gat --policy attention_logits=int8 --policy bits=4,rounding=nearest
 
 For each seed the variants start from the same weights. A variant's result is its test accuracy at the epoch with the
 best validation accuracy.
@@ -9,6 +10,7 @@ best validation accuracy.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import statistics
 import sys
@@ -30,16 +32,42 @@ from examples.datasets import DATASETS, NodeData, load
 from examples.models import RECIPES, recipe
 from examples.training import best, epochs
 
-VARIANTS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "fp32": lambda model: model,
-    "int8": gqc.compile,
+Variants = dict[str, Callable[[nn.Module], nn.Module]]
+
+BASE: Variants = {"fp32": lambda model: model, "int8": gqc.compile}
+VARIANTS: Variants = BASE | {
     "int8 nearest": lambda model: gqc.compile(model, rounding="nearest"),
     "int8 output layer too": lambda model: gqc.compile(model, keep_output_layer=False),
 }
 
 
+def variant(options: str) -> Callable[[nn.Module], nn.Module]:
+    """The compiled form under fields of :class:`gqc.Policy` written as ``"bits=4,rounding=nearest"``.
+
+    Raises:
+        ValueError: a part has no ``=``, or the policy refuses a name or value.
+    """
+    fields = {}
+    for part in options.split(","):
+        name, given, value = part.partition("=")
+        if not given:
+            raise ValueError(f"{part!r} is not FIELD=VALUE")
+        try:
+            fields[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            fields[name] = value  # a word without quotes
+    policy = gqc.Policy.of(None, fields)
+    return lambda model: gqc.compile(model, policy)
+
+
 def compare(
-    data: NodeData, model: str, seeds: int, count: int, hidden: int | None, each: Callable[[str], None]
+    data: NodeData,
+    model: str,
+    variants: Variants,
+    seeds: int,
+    count: int,
+    hidden: int | None,
+    each: Callable[[str], None],
 ) -> dict[str, list[float]]:
     """Train every variant with every seed; ``each`` is called with the variant's name after each epoch.
 
@@ -48,8 +76,8 @@ def compare(
     """
     how = recipe(model, data.name.lower())
     data = how.prepare(data)
-    result: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    models = {name: variant(how.model(data, hidden)) for name, variant in VARIANTS.items()}  # each compiles once
+    result: dict[str, list[float]] = {name: [] for name in variants}
+    models = {name: prepare(how.model(data, hidden)) for name, prepare in variants.items()}  # each compiles once
     for seed in range(seeds):
         torch.manual_seed(seed)
         initial = how.model(data, hidden).state_dict()
@@ -81,13 +109,15 @@ def table(title: str, accuracies: dict[str, list[float]]) -> Table:
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Train what the command line asks for, with a progress bar; returns what ``--json`` writes."""
     data = load(args.data, args.data_root, args.nodes)
+    variants = BASE | {options: variant(options) for options in args.policy} if args.policy else VARIANTS
     console.print(f"[bold]{args.model}[/] on {data.summary()}; {args.seeds} seeds, {args.epochs} epochs")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=args.seeds * args.epochs * len(VARIANTS))
+        task = progress.add_task("", total=args.seeds * args.epochs * len(variants))
         accuracies = compare(
             data,
             args.model,
+            variants,
             args.seeds,
             args.epochs,
             args.hidden,
@@ -96,6 +126,14 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(table(f"{args.model} on {data.name}", accuracies))
     keys = ("model", "data", "seeds", "epochs", "hidden")
     return {key: getattr(args, key) for key in keys} | {"test_accuracy": accuracies}
+
+
+def _checked(options: str) -> str:
+    try:
+        variant(options)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -107,6 +145,13 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--seeds", type=int, default=10)
     out.add_argument("--epochs", type=int, default=200)
     out.add_argument("--hidden", type=int, help="width of the hidden layer (a head's width for gat)")
+    out.add_argument(
+        "--policy",
+        action="append",
+        type=_checked,
+        metavar="FIELD=VALUE[,...]",
+        help="compare fp32 and int8 with this policy instead of with the usual ones; may be repeated",
+    )
     out.add_argument("--threads", type=int, default=torch.get_num_threads())
     out.add_argument("--json", type=Path, help="write the numbers to this file too")
     return out

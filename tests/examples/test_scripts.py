@@ -43,6 +43,20 @@ def test_node_classification_trains_every_variant_from_the_same_weights() -> Non
         assert name in printed
 
 
+def test_node_classification_compares_policies() -> None:
+    options = ["--policy", "bits=4,rounding=nearest", "--policy", "min_size=0"]
+    args = node_classification.parser().parse_args(["--nodes", "400", "--seeds", "1", "--epochs", "2", *options])
+    result = node_classification.run(args, Console(quiet=True))
+    assert list(result["test_accuracy"]) == ["fp32", "int8", "bits=4,rounding=nearest", "min_size=0"]
+
+
+@pytest.mark.parametrize(("options", "text"), [("bits", "not FIELD=VALUE"), ("bit=4", "did you mean 'bits'")])
+def test_node_classification_refuses_a_wrong_policy(options, text, capsys) -> None:
+    with pytest.raises(SystemExit):
+        node_classification.parser().parse_args(["--policy", options])
+    assert text in capsys.readouterr().err
+
+
 def test_node_classification_runs_by_path_too() -> None:
     script = ROOT / "examples" / "node_classification.py"
     done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True, cwd="/")
