@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gqc.capture import Call, StateChange, capture, is_capturing, read_call
-from gqc.errors import CaptureError, FallbackWarning, InputError
+from gqc.errors import CaptureError, FallbackWarning, InputError, PassError, PolicyError
 from gqc.keys import mode_key, module_key
 from gqc.layer_bits import LayerBits
+from gqc.passes import select
 from gqc.policy import Policy
 from gqc.seed import SeedSource
 from gqc.variant import Variant
@@ -41,13 +42,15 @@ def compile(model: M, policy: Policy | None = None, **options: Any) -> M:
         **options: fields of :class:`gqc.Policy` that override ``policy``.
 
     Raises:
-        PolicyError: an option is unknown or has an unknown value, or names a module that the model lacks.
+        PolicyError: an option is unknown, has an unknown value, or names a module that the model lacks or an unknown
+            pass.
         TypeError: ``model`` is not a ``torch.nn.Module``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"gqc.compile takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
     original = state_of(model).model if is_compiled(model) else model
     chosen = Policy.of(policy, options)
+    select(chosen)
     if isinstance(chosen.bits, LayerBits):
         chosen.bits.check_names((name for name, _ in original.named_modules()), type(original).__name__)
     state = CompileState(original, chosen)
@@ -128,6 +131,8 @@ class CompileState:
     """The compiled variants of one model; calling it runs the model's forward.
 
     Whatever goes wrong on the way, the call then runs eagerly: so a call that eager refuses raises eager's own error.
+    What the user asked for beside the model raises: a name of the policy that fits nothing, and with
+    ``Policy.passes`` any error of a pass.
 
     Attributes:
         model: the eager model that shares its state with the compiled one.
@@ -165,7 +170,11 @@ class CompileState:
                 variant = self._compile(key, call, args, kwargs)
             if variant is not None:
                 return variant.run(call, args, kwargs)
+        except PolicyError:
+            raise
         except _FAILURES as error:
+            if isinstance(error, PassError) and self.policy.passes:
+                raise
             failure = error
         result = self.model.forward(*args, **kwargs)
         if failure is not None:

@@ -12,14 +12,16 @@ from rich.table import Table
 from torch import nn
 
 from gqc.compile import Fallback, state_of
+from gqc.passes import PIPELINE
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import example
-from gqc.passes.report import FOUND, KEPT, QUANTIZED, REPLACED, SHARED, Decision, Report
+from gqc.passes.report import FOUND, KEPT, QUANTIZED, Decision, Report
 from gqc.passes.saved_values import SavedTensor
 from gqc.text import printed
 from gqc.variant import CompiledStage, IslandStep, Variant
 
-_STYLES = {QUANTIZED: None, KEPT: "dim"}
+_IN_TABLE = (FOUND, QUANTIZED, KEPT)
+_UNDECIDED = Decision("", "", "", "", KEPT, "no pass decided about it")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class StageExplanation:
     def decisions(self, action: str) -> list[Decision]:
         """Decisions of all passes with one :attr:`Decision.action`."""
         return [d for report in self.reports for d in report.decisions if d.action == action]
+
+    @property
+    def skipped(self) -> list[str]:
+        """Names of the built-in passes that were switched off."""
+        ran = {report.name for report in self.reports}
+        return [step.name for step in PIPELINE if step.name not in ran]
 
     @property
     def saved_bytes(self) -> int:
@@ -143,27 +151,30 @@ def _island(island: IslandExplanation) -> Iterator[str]:
 def _stage(stage: StageExplanation) -> Iterator[str | Table]:
     found = stage.decisions(FOUND)
     decided = {d.node: d for d in stage.decisions(QUANTIZED) + stage.decisions(KEPT)}
-    counts = Counter(decided[d.node].action for d in found)
+    counts = Counter(decided[d.node].action for d in found if d.node in decided)
+    if stage.skipped:
+        yield f"  passes switched off: {', '.join(stage.skipped)}"
     yield f"  {len(found)} primitives found, {counts[QUANTIZED]} quantized, {counts[KEPT]} kept in full precision"
     if found:
         yield _primitives(found, decided)
-    for decision in stage.decisions(SHARED) + stage.decisions(REPLACED):
+    for decision in (d for report in stage.reports for d in report.decisions if d.action not in _IN_TABLE):
         yield f"  {decision.action} {escape(decision.node)}: {escape(decision.reason)}"
     if stage.saved:
-        exact = _size(stage.saved_bytes_full_precision)
-        yield f"  saved for the backward: {_size(stage.saved_bytes)} instead of {exact}"
+        measured = "measure_saved" not in stage.skipped
+        exact = f" instead of {_size(stage.saved_bytes_full_precision)}" if measured else ""
+        yield f"  saved for the backward: {_size(stage.saved_bytes)}{exact}"
         yield _saved(stage.saved)
 
 
 def _primitives(found: Sequence[Decision], decided: Mapping[str, Decision]) -> Table:
     table = _table("", "half", "module", "primitive", "because")
     for decision in found:
-        last = decided[decision.node]
+        last = decided.get(decision.node, _UNDECIDED)
         what = (
             f"{decision.primitive} {decision.reason}" if decision.reason != decision.primitive else decision.primitive
         )
         row = (last.action, decision.half, decision.module or "(model)", what, last.reason)
-        table.add_row(*map(escape, row), style=_STYLES[last.action])
+        table.add_row(*map(escape, row), style=None if last.action == QUANTIZED else "dim")
     return table
 
 

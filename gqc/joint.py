@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.utils._pytree import tree_leaves
 
 from gqc.errors import GqcError
 
@@ -87,7 +88,7 @@ class JointGraph:
 
     @property
     def _results(self) -> list[fx.Node | None]:
-        return list(self.output.args[0])  # type: ignore[arg-type]
+        return tree_leaves(self.output.args[0])
 
     def seed(self) -> fx.Node:
         """The int64 tensor ``[number drawn for the step, step]`` that keys stochastic rounding; added on first use."""

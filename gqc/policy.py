@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gqc.errors import PolicyError
 from gqc.layer_bits import LayerBits, check_bits
 
+if TYPE_CHECKING:
+    from gqc.joint import JointGraph
+    from gqc.passes.report import Report
+
 ROUNDINGS = ("stochastic", "nearest")
 PRECISIONS = ("fp32", "int8")
+
+Pass = Callable[["JointGraph", "Policy"], "Report"]
+"""Rewrites or marks a joint graph in place and says what it did."""
+
+
+@dataclass(frozen=True)
+class Insert:
+    """A pass of your own and its place among those of :data:`gqc.passes.PIPELINE`; give ``before`` or ``after``.
+
+    Attributes:
+        run: the pass.
+        before: name of the pass that runs next.
+        after: name of the pass that ran last.
+        name: name for reports and messages; default: that of the function.
+    """
+
+    run: Pass
+    before: str | None = None
+    after: str | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not callable(self.run):
+            raise PolicyError(f"Insert({self.run!r}): expected a function (JointGraph, Policy) -> Report")
+        object.__setattr__(self, "name", self.name or getattr(self.run, "__name__", ""))
+        if not self.name:
+            raise PolicyError(f"Insert({self.run!r}): it has no __name__, so give Insert a name=...")
+        if (self.before is None) == (self.after is None):
+            raise PolicyError(f"Insert({self.name}): say either before= or after= which pass it runs")
+
+    @property
+    def anchor(self) -> str:
+        """The pass that it stands beside."""
+        return self.after if self.before is None else self.before  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -31,6 +69,8 @@ class Policy:
             quantizing it costs more than it saves.
         seed: seed of stochastic rounding. ``None`` follows ``torch.manual_seed``: one number is drawn from
             torch's default generator at each training step.
+        skip: names of passes that do not run, such as ``"share_quantized"``; see :data:`gqc.passes.PIPELINE`.
+        passes: passes of your own and their places, see :class:`Insert`.
     """
 
     bits: int | Mapping[str, int] | LayerBits = 8
@@ -39,6 +79,8 @@ class Policy:
     attention_logits: str = "fp32"
     min_size: int = 4096
     seed: int | None = None
+    skip: tuple[str, ...] = ()
+    passes: tuple[Insert, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, Mapping):
@@ -52,6 +94,8 @@ class Policy:
             raise PolicyError(f"Policy.min_size={self.min_size!r}: expected a number of elements, 0 or more")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed < 2**63):
             raise PolicyError(f"Policy.seed={self.seed!r}: expected None or an integer from 0 to 2**63 - 1")
+        object.__setattr__(self, "skip", _tuple("skip", self.skip, str))
+        object.__setattr__(self, "passes", _tuple("passes", self.passes, Insert))
 
     @classmethod
     def of(cls, policy: Policy | None, options: dict[str, Any]) -> Policy:
@@ -59,11 +103,22 @@ class Policy:
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known options: {', '.join(known)}"
-                raise PolicyError(f"gqc.compile has no option {name!r}{hint}")
+                raise PolicyError(f"gqc.compile has no option {name!r}{did_you_mean(name, known)}")
         base = policy if policy is not None else cls()
         return cls(**({f.name: getattr(base, f.name) for f in fields(cls)} | options))
+
+
+def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+    """The end of a message about an unknown name: near misses, or all known names where there is none."""
+    known = list(dict.fromkeys(known))
+    near = get_close_matches(name, known, n=count)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; known: {', '.join(known)}"
+
+
+def _tuple(field: str, value: object, kind: type) -> tuple[Any, ...]:
+    if isinstance(value, list | tuple) and all(isinstance(item, kind) for item in value):
+        return tuple(value)
+    raise PolicyError(f"Policy.{field}={value!r}: expected a list of {'names' if kind is str else kind.__name__}")
 
 
 def _check(field: str, value: object, allowed: tuple[object, ...]) -> None:

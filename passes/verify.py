@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from gqc.errors import PassError
 from gqc.joint import PARAMETER, TANGENT, JointGraph
 from gqc.passes.nodes import mutates, source
 from gqc.passes.primitive import KINDS, mark, ops
 
-_BEFORE_FINDING = ("simplify", "copy_updated", "scale_after_gemm")
 _INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default)
 
 
-def verify(joint: JointGraph, after: str) -> None:
+def verify(joint: JointGraph, after: str, found: bool = True) -> None:
     """Check a joint graph after a pass.
 
     - The graph is well-formed, every node is used after it is defined and has a fake value.
-    - After :func:`find_primitives` every primitive is marked. An int8 form reads int8 operands, each with a float32
+    - If they have been found, every primitive is marked. An int8 form reads int8 operands, each with a float32
       scale of no dimensions.
     - No int8 copy of a parameter leaves the step as a result or through an in-place update.
     - Nothing that the forward returns depends on a gradient.
@@ -28,6 +28,7 @@ def verify(joint: JointGraph, after: str) -> None:
     Args:
         joint: the graph.
         after: name of the pass that ran last, for the message.
+        found: whether :func:`find_primitives` has run.
 
     Raises:
         PassError: naming the pass, the node and what is wrong.
@@ -40,7 +41,6 @@ def verify(joint: JointGraph, after: str) -> None:
         joint.graph.lint()
     except RuntimeError as error:
         raise PassError(f"pass {after} left a malformed graph: {error}") from error
-    found = after not in _BEFORE_FINDING
     for node in joint.graph.nodes:
         if node.op == "output":
             continue
@@ -60,17 +60,17 @@ def verify(joint: JointGraph, after: str) -> None:
             fail(node, "an output of the forward depends on a gradient")
 
 
-def verify_decided(joint: JointGraph) -> None:
-    """Check that after the last pass every primitive is either kept with a reason or in its int8 form.
+def verify_decided(joint: JointGraph, after: str) -> None:
+    """Check what :func:`quantize_operands` ensures: every primitive is either kept with a reason or in its int8 form.
 
     Raises:
-        PassError: naming the node.
+        PassError: naming the pass ``after`` and the node.
     """
     for node in joint.graph.nodes:
         primitive = mark(node)
         if primitive is not None and (primitive.kept is None) != (node.target in _INT8_FORMS):
             wrong = f"{primitive.kind} is neither kept with a reason nor in int8"
-            raise PassError(f"node {node.name} ({node.target}): {wrong}")
+            raise PassError(f"pass {after} left node {node.name} ({node.target}): {wrong}")
 
 
 def _wrong_operands(node: fx.Node) -> Iterator[str]:
@@ -97,8 +97,12 @@ def _quantized_parameter(joint: JointGraph, node: fx.Node) -> fx.Node | None:
     quantize = picked.args[0] if picked.args else None
     if isinstance(quantize, fx.Node) and quantize.target is ops.quantize.default:
         values, _ = source(quantize.args[0])  # type: ignore[arg-type]
-        return values if values in parameters else None
+        return values if values in parameters or _names_parameter(joint, values) else None
     return None
+
+
+def _names_parameter(joint: JointGraph, node: fx.Node) -> bool:
+    return node.op == "get_attr" and isinstance(attrgetter(node.target)(joint.module), nn.Parameter)  # type: ignore[arg-type]
 
 
 def _depend_on(nodes: Iterator[fx.Node]) -> set[fx.Node]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from examples import demo, node_classification, sweep
+from examples import demo, node_classification, sweep, user_pass
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +61,13 @@ def test_node_classification_runs_by_path_too() -> None:
     script = ROOT / "examples" / "node_classification.py"
     done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True, cwd="/")
     assert "--data-root" in done.stdout
+
+
+def test_user_pass_trains_with_a_quantized_forward_and_an_exact_backward(monkeypatch, capsys) -> None:
+    call(user_pass.main, monkeypatch, "--nodes", 400, "--epochs", 2)
+    printed = capsys.readouterr().out
+    assert printed.count("test accuracy") == 3
+    assert "gradients stay exact" in printed
 
 
 RESULT = {

@@ -61,8 +61,8 @@ def test_quantized_parameter_must_not_outlive_the_step(joint):
 def test_undecided_primitive(joint):
     node, primitive = next((n, p) for n, p in marked(joint.graph) if p.kept)
     node.meta["gqc"] = type(primitive)(primitive.kind, primitive.op, primitive.half)
-    with pytest.raises(PassError, match=rf"{node.name} .*neither kept with a reason nor in int8"):
-        verify_decided(joint)
+    with pytest.raises(PassError, match=rf"pass fuse left node {node.name} .*neither kept with a reason nor in int8"):
+        verify_decided(joint, "fuse")
 
 
 def test_a_right_graph_passes(joint):
