@@ -11,6 +11,7 @@ from gqc.compat import install as _install_dgl_finder  # noqa: E402
 
 _install_dgl_finder()
 
+from gqc.bisect import Bisection, bisect  # noqa: E402
 from gqc.compile import compile, is_compiled, state_of  # noqa: E402
 from gqc.error_report import error_report  # noqa: E402
 from gqc.errors import (  # noqa: E402
@@ -26,6 +27,7 @@ from gqc.explain import explain  # noqa: E402
 from gqc.policy import Policy  # noqa: E402
 
 __all__ = [
+    "Bisection",
     "CaptureError",
     "FallbackWarning",
     "GqcError",
@@ -34,6 +36,7 @@ __all__ = [
     "PassError",
     "Policy",
     "PolicyError",
+    "bisect",
     "compile",
     "error_report",
     "explain",
