@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,14 +97,14 @@ def bisect(
 ) -> Bisection:
     """Find a smallest set of quantized primitives that explains a loss or accuracy gap; print and return it.
 
-    Delta debugging (Zeller and Hildebrandt, 2002, algorithm ddmin) over the primitives that the policy quantizes: a set explains the
-    gap if quantizing it alone, everything else exact, moves the loss by at least ``share`` of the gap. The result
-    cannot be made smaller by leaving out one of its members.
+    Delta debugging (Zeller and Hildebrandt, 2002, algorithm ddmin) over the primitives that the policy quantizes: a set
+    explains the gap if quantizing it alone, everything else exact, moves the loss by at least ``share`` of the gap.
+    The result cannot be made smaller by leaving out one of its members.
 
     Args:
         model: an eager or a compiled model; it is copied for each run and never changed.
-        loss_fn: ``loss_fn(model, *inputs)`` returns the number to explain. It gets a fresh compiled copy each time and may train it, so
-            that a gap after training can be explained; only then do primitives of the backward matter.
+        loss_fn: ``loss_fn(model, *inputs)`` returns the number to explain. It gets a fresh compiled copy each time and
+            may train it, so that a gap after training can be explained; only then do primitives of the backward matter.
         inputs: what ``loss_fn`` gets after the model.
         policy: how to quantize; default: that of a compiled model, else ``Policy()``.
         share: part of the gap that counts as explained, above 0 and at most 1.
@@ -155,7 +156,7 @@ def smallest(items: tuple[Suspect, ...], holds: Callable[[tuple[Suspect, ...]], 
     parts = 2
     while len(items) > 1:
         bounds = [len(items) * i // parts for i in range(parts + 1)]
-        chunks = [items[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        chunks = [items[a:b] for a, b in pairwise(bounds)]
         rests = [tuple(x for x in items if x not in chunk) for chunk in chunks] if parts > 2 else []
         smaller = next((s for s in (*chunks, *rests) if holds(s)), None)
         if smaller is not None:
@@ -198,7 +199,7 @@ class _Trial:
         if not state_of(model).variants:
             raise GqcError("gqc.bisect: no call of the model was compiled; see gqc.explain(model) for the reason")
         try:
-            return float(loss)
+            return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         except (TypeError, ValueError, RuntimeError) as error:
             raise GqcError(f"gqc.bisect: loss_fn returned {type(loss).__name__}, not one number") from error
 
