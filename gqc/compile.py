@@ -19,6 +19,7 @@ from gqc.errors import CaptureError, FallbackWarning, InputError, PassError, Pol
 from gqc.keys import mode_key, module_key
 from gqc.layer_bits import LayerBits
 from gqc.passes import select
+from gqc.passes.user_keep import check_names
 from gqc.policy import Policy
 from gqc.seed import SeedSource
 from gqc.variant import Variant
@@ -43,16 +44,18 @@ def compile(model: M, policy: Policy | None = None, **options: Any) -> M:
 
     Raises:
         PolicyError: an option is unknown, has an unknown value, or names a module that the model lacks or an unknown
-            pass.
+            pass or primitive.
         TypeError: ``model`` is not a ``torch.nn.Module``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"gqc.compile takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
     original = state_of(model).model if is_compiled(model) else model
     chosen = Policy.of(policy, options)
+    modules, name = [path for path, _ in original.named_modules()], type(original).__name__
     select(chosen)
+    check_names(chosen, modules, name)
     if isinstance(chosen.bits, LayerBits):
-        chosen.bits.check_names((name for name, _ in original.named_modules()), type(original).__name__)
+        chosen.bits.check_names(modules, name)
     state = CompileState(original, chosen)
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)

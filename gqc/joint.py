@@ -53,8 +53,8 @@ class JointGraph:
         placeholders: what each placeholder means, in graph order.
         num_forward_outputs: how many outputs belong to the forward.
         gradient_of: the placeholder nodes to which the gradients after the forward outputs belong.
-        model_outputs: positions of the forward outputs that the model returns; ``None``: all. The outputs of a stage
-            before an eager island are not the model's.
+        model_outputs: positions of the forward outputs from which the model's output is reached without another
+            primitive; ``None``: all. What a stage before an eager island gives need not be among them.
         training: whether the graph has a backward.
     """
 

@@ -43,13 +43,13 @@ class LayerBits:
 
     def find(self, module: str) -> tuple[str | None, int]:
         """The entry that covers a module and its width, ``None`` and the default if there is none."""
-        around = _around(module)
+        paths = around(module)
         widths = dict(self.entries)
-        for path in around:
+        for path in paths:
             if path in widths:
                 return path, widths[path]
         for pattern, bits in self.entries:
-            if any(fnmatchcase(path, pattern) for path in around):
+            if any(fnmatchcase(path, pattern) for path in paths):
                 return pattern, bits
         return None, DEFAULT
 
@@ -85,7 +85,7 @@ def check_bits(field: str, bits: object) -> None:
         raise PolicyError(f"{field}={bits!r}: expected one of {expected}")
 
 
-def _around(module: str) -> list[str]:
+def around(module: str) -> list[str]:
     """The path of a module and of all that contain it, innermost first, the model itself last."""
     parts = module.split(".") if module else []
     return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]

@@ -69,6 +69,9 @@ class Policy:
             quantizing it costs more than it saves.
         seed: seed of stochastic rounding. ``None`` follows ``torch.manual_seed``: one number is drawn from
             torch's default generator at each training step.
+        keep: what else stays in full precision: modules by path or pattern (``"classifier"``, ``"conv*"``) with all
+            that is in them, primitives by kind (``"spmm"``) or op (``"addmm"``), each with its backward; one node alone
+            as ``"node:mm_1"``. In inference a node's name may be that of a backward node.
         skip: names of passes that do not run, such as ``"share_quantized"``; see :data:`gqc.passes.PIPELINE`.
         passes: passes of your own and their places, see :class:`Insert`.
     """
@@ -79,6 +82,7 @@ class Policy:
     attention_logits: str = "fp32"
     min_size: int = 4096
     seed: int | None = None
+    keep: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     passes: tuple[Insert, ...] = ()
 
@@ -94,6 +98,7 @@ class Policy:
             raise PolicyError(f"Policy.min_size={self.min_size!r}: expected a number of elements, 0 or more")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed < 2**63):
             raise PolicyError(f"Policy.seed={self.seed!r}: expected None or an integer from 0 to 2**63 - 1")
+        object.__setattr__(self, "keep", _tuple("keep", self.keep, str))
         object.__setattr__(self, "skip", _tuple("skip", self.skip, str))
         object.__setattr__(self, "passes", _tuple("passes", self.passes, Insert))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,10 @@ from gqc.errors import CaptureError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
 from gqc.passes import run as run_passes
+from gqc.passes.output_layer import inputs_behind_outputs
 from gqc.passes.partition import SavedTensor, partition
-from gqc.passes.report import Report
+from gqc.passes.report import FOUND, Report
+from gqc.passes.user_keep import check_nodes
 from gqc.policy import Policy
 from gqc.seed import SeedSource
 from gqc.stages import IslandCall, Stage, cut
@@ -101,17 +103,26 @@ class Variant:
 
         Raises:
             CaptureError: AOTAutograd cannot differentiate what was captured.
+            PolicyError: ``Policy.keep`` names a node that no stage has.
         """
-        with _tracing_modes():
-            steps = tuple(
-                IslandStep(part) if isinstance(part, IslandCall) else _compile(model, captured, part, policy, seed)
-                for part in cut(captured.graph)
-            )
-        captured.guards.update()
         graph = captured.graph.graph
+        ends = {n.name for n in graph.output_node().all_input_nodes}
+        steps: list[CompiledStage | IslandStep] = []
+        with _tracing_modes():
+            for part in reversed(cut(captured.graph)):
+                if isinstance(part, IslandCall):
+                    steps.insert(0, IslandStep(part))
+                else:
+                    stage = _compile(model, captured, part, policy, seed, ends)
+                    ends.update(part.reads[i] for i in inputs_behind_outputs(stage.joint))
+                    steps.insert(0, stage)
+        stages = [step for step in steps if isinstance(step, CompiledStage)]
+        if any(stage.joint.training for stage in stages):
+            check_nodes(policy, [d.node for s in stages for r in s.reports for d in r.decisions if d.action == FOUND])
+        captured.guards.update()
         names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
         results = tuple(n.name for n in graph.output_node().args[0])  # type: ignore[union-attr]
-        return cls(captured, steps, names, results, why, tuple(model.modules()))
+        return cls(captured, tuple(steps), names, results, why, tuple(model.modules()))
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], run_step: RunStep | None = None) -> Any:
         """Run the model on a call and give its result the structure that the model's forward returns.
@@ -139,14 +150,16 @@ def _tracing_modes() -> Iterator[None]:
         yield
 
 
-def _compile(model: nn.Module, captured: Captured, stage: Stage, policy: Policy, seed: SeedSource) -> CompiledStage:
+def _compile(
+    model: nn.Module, captured: Captured, stage: Stage, policy: Policy, seed: SeedSource, ends: Set[str]
+) -> CompiledStage:
+    """Compile a stage; ``ends`` names the values from which a model's output is reached without another primitive."""
     try:
         joint = build_joint(stage.graph, stage.fakes)
     except Exception as error:
         # Whatever torch cannot differentiate as a flat graph with symbolic sizes still runs eagerly.
         raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error
-    results = {n.name for n in captured.graph.graph.output_node().all_input_nodes}
-    joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in results)
+    joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in ends)
     reports = run_passes(joint, policy)
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]

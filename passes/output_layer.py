@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import fx
 
-from gqc.joint import JointGraph
+from gqc.joint import INPUT, JointGraph
 from gqc.passes.nodes import FORWARD, IDENTITIES, RESHAPES, aten, inputs_of_values, origin
 from gqc.passes.primitive import EDGE_SOFTMAX, GEMM, SDDMM, SPMM, mark
 
@@ -33,12 +33,9 @@ def output_layer(joint: JointGraph) -> dict[fx.Node, str]:
     - The model itself is no layer, nor is a module that runs several rounds of message passing (an SPMM feeds a GEMM
       that feeds an SPMM): there only the last primitive and, where it is an SPMM, the GEMM that feeds it belong.
     """
-    outputs = joint.forward_outputs
-    ours = range(len(outputs)) if joint.model_outputs is None else joint.model_outputs
-    final = [outputs[i] for i in ours if isinstance(outputs[i], fx.Node)]
     layers = _modules_with_graph_primitives(joint)
     members: dict[fx.Node, str] = {}
-    for last in nearest_primitives(final):
+    for last in nearest_primitives(_model_outputs(joint)):
         if mark(last).kind == EDGE_SOFTMAX:  # type: ignore[union-attr]
             continue
         members[last] = "output layer: no primitive follows"
@@ -53,21 +50,35 @@ def output_layer(joint: JointGraph) -> dict[fx.Node, str]:
     return members
 
 
+def inputs_behind_outputs(joint: JointGraph) -> list[int]:
+    """The :attr:`Placeholder.index` of inputs from which an output of the model is reached without a primitive."""
+    seen = _walk_back(_model_outputs(joint), lambda node: True)
+    return [p.index for p in joint.placeholders if p.kind == INPUT and p.node in seen]
+
+
 def nearest_primitives(ends: Iterable[fx.Node], passes: Callable[[fx.Node], bool] = lambda node: True) -> list[fx.Node]:
     """The primitives met first on every way back from ``ends`` through nodes that ``passes`` lets through."""
-    found: dict[fx.Node, None] = {}
-    seen: set[fx.Node] = set()
+    return [node for node in _walk_back(ends, passes) if mark(node) is not None]
+
+
+def _model_outputs(joint: JointGraph) -> list[fx.Node]:
+    outputs = joint.forward_outputs
+    ours = range(len(outputs)) if joint.model_outputs is None else sorted(joint.model_outputs)
+    return [outputs[i] for i in ours if isinstance(outputs[i], fx.Node)]  # type: ignore[misc]
+
+
+def _walk_back(ends: Iterable[fx.Node], passes: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """The nodes on the ways back from ``ends`` up to the first primitives, these included."""
+    seen: dict[fx.Node, None] = {}
     stack = list(ends)
     while stack:
         node = stack.pop()
         if node in seen:
             continue
-        seen.add(node)
-        if mark(node) is not None:
-            found[node] = None
-        elif passes(node):
+        seen[node] = None
+        if mark(node) is None and passes(node):
             stack.extend(inputs_of_values(node))
-    return list(found)
+    return list(seen)
 
 
 def _modules_with_graph_primitives(joint: JointGraph) -> set[str]:

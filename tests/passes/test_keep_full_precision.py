@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import gqc
+from gqc.errors import PolicyError
 from gqc.passes import find_primitives, keep_full_precision
 from gqc.passes.primitive import marked
 from gqc.policy import Policy
@@ -199,3 +201,152 @@ def test_outputs_of_a_stage_before_an_island_are_not_the_models():
     joint.model_outputs = frozenset()
     find_primitives(joint, Policy())
     assert keep_full_precision(joint, Policy(min_size=0)).decisions == []
+
+
+class Ending(OnRelation):
+    """GCN whose forward goes on behind the last conv."""
+
+    def __init__(self, end) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = GraphConv(WIDTH, HIDDEN), GraphConv(HIDDEN, CLASSES)
+        self.end = end
+
+    def run(self, g, x):
+        return self.end(self.conv2(g, F.relu(self.conv1(g, x))), g[7] % CLASSES, self.conv1.weight)
+
+
+ENDINGS = {
+    "softmax": lambda h, y, w: h.softmax(1),
+    "log_softmax": lambda h, y, w: F.log_softmax(h, -1),
+    "cross_entropy": lambda h, y, w: F.cross_entropy(h, y[: h.shape[0]]),
+    "nll": lambda h, y, w: F.nll_loss(F.log_softmax(h, 1), y[: h.shape[0]]),
+    "loss of some nodes": lambda h, y, w: F.cross_entropy(h[:7], y[:7]),
+    "loss and logits": lambda h, y, w: (F.cross_entropy(h, y[: h.shape[0]]), h),
+    "multi-label loss": lambda h, y, w: F.binary_cross_entropy_with_logits(h, (h > 0).float()),
+    "weight decay": lambda h, y, w: F.cross_entropy(h, y[: h.shape[0]]) + 0.01 * w.square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_output_layer_is_found_behind_softmax_and_loss(name):
+    assert forward(kept(Ending(ENDINGS[name]))) == OUTPUT_LAYER["gcn"]
+
+
+class Pooled(OnRelation):
+    """A softmax that a product follows, as in pooling by soft assignment and in attention between all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assign, self.embed = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, HIDDEN)
+        self.last = nn.Linear(HIDDEN, CLASSES)
+
+    def run(self, g, x):
+        return F.log_softmax(self.last(self.assign(x).softmax(1).t() @ self.embed(x)), 1)
+
+
+def test_a_softmax_inside_the_model_is_attention():
+    decisions = kept(Pooled())
+    assert forward(decisions) == {"gemm nt assign", "gemm nt last"}
+    assert decisions["forward gemm nt assign"].startswith("attention logits: it feeds _softmax")
+    assert forward(kept(Pooled(), Policy(min_size=0, attention_logits="int8"))) == {"gemm nt last"}
+
+
+class MeanNorm(nn.Module):
+    """Normalizes by the mean over the neighbours, which it computes itself."""
+
+    def forward(self, g, x):
+        return x - ops.spmm(g, "copy_lhs", x, None)
+
+
+class Normed(OnRelation):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.batch = nn.Linear(WIDTH, HIDDEN), MeanNorm(), nn.BatchNorm1d(HIDDEN)
+        self.last = nn.Linear(HIDDEN, CLASSES)
+
+    def run(self, g, x):
+        return self.last(self.batch(self.norm(g, self.first(x))).relu())
+
+
+def test_what_a_norm_runs_is_kept_and_what_feeds_it_is_not():
+    decisions = kept(Normed())
+    assert forward(decisions) == {"spmm copy_lhs norm", "gemm nt last"}
+    assert decisions["forward spmm copy_lhs norm"] == "normalization: MeanNorm runs in full precision"
+    assert "norm" in {key.split()[-1] for key in decisions if key.startswith("backward")}
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("conv1", {"gemm nt conv1.own", "gemm nt conv1.neighbours", "spmm copy_lhs conv1"}),
+        ("conv1.own", {"gemm nt conv1.own"}),
+        ("*.neighbours", {"gemm nt conv1.neighbours", "gemm nt conv2.neighbours"}),
+        ("spmm", {"spmm copy_lhs conv1", "spmm copy_lhs conv2"}),
+        ("addmm", {"gemm nt conv1.own", "gemm nt conv2.own"}),
+    ],
+)
+def test_what_the_user_keeps(entry, expected):
+    """Each with its backward, which works on the same module and call."""
+    decisions = kept(MODELS["sage"](), Policy(min_size=0, keep_output_layer=False, keep=[entry]))
+    assert forward(decisions) == expected
+    assert {r for k, r in decisions.items() if k.startswith("forward")} == {f"Policy.keep={entry!r}"}
+    modules = {key.split()[-1] for key in decisions if key.startswith("backward")}
+    assert modules <= {key.split()[-1] for key in expected}
+    assert modules or entry == "spmm"
+
+
+def test_nodes_are_kept_alone():
+    joint = case(MODELS["sage"]()).joint
+    find_primitives(joint, Policy())
+    policy = Policy(min_size=0, keep_output_layer=False, keep=["node:addmm", "node:mm_2"])
+    report = keep_full_precision(joint, policy)
+    assert [(d.node, d.half, d.reason) for d in report.decisions] == [
+        ("addmm", "forward", "Policy.keep='node:addmm'"),
+        ("mm_2", "backward", "Policy.keep='node:mm_2'"),
+    ]
+
+
+def test_names_that_fit_nothing_list_near_misses():
+    model = nn.ModuleDict({"conv1": nn.Linear(2, 2), "classifier": nn.Linear(2, 2)})
+    fits_not = r"'clasifier': ModuleDict has no module of this name, nor is it a kind of primitive; did you mean 'class"
+    with pytest.raises(PolicyError, match=fits_not):
+        gqc.compile(model, keep=["conv*", "clasifier"])
+    with pytest.raises(PolicyError, match=r"'spm': .*; did you mean 'spmm'"):
+        gqc.compile(model, keep=["spm"])
+    with pytest.raises(PolicyError, match=r"'layer\*': .*; known: conv1, classifier, addmm, "):
+        gqc.compile(model, keep=["layer*"])
+    with pytest.raises(PolicyError, match=r"Policy\.keep='conv1': expected a list of names"):
+        gqc.compile(model, keep="conv1")
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 4)
+
+    def forward(self, x):
+        return F.log_softmax(self.last(F.relu(self.second(F.relu(self.first(x))))), 1)
+
+
+def test_a_node_that_is_not_there_raises_at_the_first_call():
+    model = gqc.compile(MLP(), min_size=0, keep=["node:addm_1"])
+    with pytest.raises(PolicyError, match=r"'node:addm_1': the graph has no such primitive; did you mean 'node:addmm"):
+        model(torch.randn(8, 32))
+    model = gqc.compile(MLP(), min_size=0, keep=["node:mm_1"])  # of the backward, which inference lacks
+    with torch.no_grad():
+        model(torch.randn(8, 32))
+    model(torch.randn(8, 32)).sum().backward()
+    training = gqc.explain(model).variants[1].stages[0]
+    assert "Policy.keep='node:mm_1'" in {d.reason for d in training.decisions("kept")}
+
+
+def test_the_output_layer_is_found_across_stages():
+    """A hook cuts the graph between the last layer and the softmax behind it."""
+    eager = MLP()
+    eager.last.register_forward_hook(lambda *_: None)
+    model = gqc.compile(eager, min_size=0)
+    model(torch.randn(8, 32)).sum().backward()
+    (variant,) = gqc.explain(model).variants
+    assert len(variant.stages) == 2
+    kept_modules = {d.module for stage in variant.stages for d in stage.decisions("kept")}
+    assert kept_modules == {"last"}
