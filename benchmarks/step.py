@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=RECIPES, default=["gcn", "gat", "sage"])
     parser.add_argument("--data", choices=DATASETS, default="blocks")
-    parser.add_argument("--data-root", type=Path, help="folder that holds Planetoid/<Name>/raw")
+    parser.add_argument("--data-root", type=Path, help="folder of the public data sets")
     parser.add_argument("--nodes", type=int, default=20_000, help="size of the generated graph")
     parser.add_argument("--hidden", type=int, help="width of the hidden layer (a head's width for gat)")
     parser.add_argument("--dropout", action=argparse.BooleanOptionalAction, default=True)

@@ -115,7 +115,7 @@ def table(outcomes: dict[str, list[Outcome]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=DATASETS, default="blocks")
-    parser.add_argument("--data-root", type=Path, help="folder that holds Planetoid/<Name>/raw")
+    parser.add_argument("--data-root", type=Path, help="folder of the public data sets")
     parser.add_argument("--nodes", type=int, default=20_000, help="size of the generated graph")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)

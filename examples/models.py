@@ -101,6 +101,8 @@ RECIPES = {
 SPECIAL = {
     # GAT, section 3.3
     ("gat", "pubmed"): replace(RECIPES["gat"], build=partial(GAT, out_heads=8), lr=0.01, decay=1e-3),
+    # Shchur et al., "Pitfalls of graph neural network evaluation" (2018): wider layers
+    ("gcn", "photo"): replace(RECIPES["gcn"], hidden=64),
     # Thousands of labels instead of a few dozen: wider layers, less regularisation.
     ("gcn", "blocks"): Recipe(GCN, hidden=128, lr=0.01, decay=0),
     ("gat", "blocks"): Recipe(partial(GAT, dropout=0.2), hidden=16, lr=0.01, decay=0),

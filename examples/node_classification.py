@@ -140,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("--model", choices=RECIPES, default="gcn")
     out.add_argument("--data", choices=DATASETS, default="blocks")
-    out.add_argument("--data-root", type=Path, help="folder that holds Planetoid/<Name>/raw")
+    out.add_argument("--data-root", type=Path, help="folder of the public data sets")
     out.add_argument("--nodes", type=int, default=20_000, help="size of the generated graph (--data blocks)")
     out.add_argument("--seeds", type=int, default=10)
     out.add_argument("--epochs", type=int, default=200)

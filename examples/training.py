@@ -1,4 +1,4 @@
-"""Full-graph training with the test accuracy of the best validation epoch."""
+"""Full-graph training with the test accuracy (or what the data is measured by) of the best validation epoch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from examples.datasets import NodeData
+from examples.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,11 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: NodeData) -> 
 
 @torch.no_grad()
 def accuracies(model: nn.Module, data: NodeData) -> tuple[float, float]:
-    """Fractions of right predictions on the validation and the test nodes."""
+    """The data's metric, by default the fraction of right predictions, on the validation and the test nodes."""
     model.eval()
-    right = model(data.graph, data.features).argmax(1) == data.labels
-    return _mean(right[data.val]), _mean(right[data.test])
+    out, metric = model(data.graph, data.features), METRICS[data.metric]
+    val, test = (metric(out[part], data.labels[part]) for part in (data.val, data.test))
+    return val, test
 
 
 def epochs(model: nn.Module, optimizer: torch.optim.Optimizer, data: NodeData, count: int) -> Iterator[Epoch]:
@@ -55,7 +57,3 @@ def epochs(model: nn.Module, optimizer: torch.optim.Optimizer, data: NodeData, c
 def best(history: list[Epoch]) -> float:
     """Test accuracy at the first epoch with the best validation accuracy."""
     return max(history, key=lambda epoch: epoch.val).test
-
-
-def _mean(right: Tensor) -> float:
-    return right.float().mean().item()

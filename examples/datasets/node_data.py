@@ -17,6 +17,7 @@ class NodeData:
         features: [N, F] float32.
         labels: [N] int64, 0 .. classes - 1.
         train, val, test: [N] bool, disjoint.
+        metric: a key of :data:`examples.metrics.METRICS`.
     """
 
     name: str
@@ -27,6 +28,7 @@ class NodeData:
     train: Tensor
     val: Tensor
     test: Tensor
+    metric: str = "accuracy"
 
     def with_self_loops(self) -> NodeData:
         """The same data with an edge from each node to itself, as GCN and GAT are defined."""

@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from examples.datasets import NodeData, blocks, load, planetoid
+from examples.datasets import NodeData, blocks, load, photo, planetoid, tolokers
 
 # Nodes, directed edges, features, classes, isolated nodes: as published (CiteSeer without its self-loops).
 PUBLISHED = {
@@ -130,3 +130,76 @@ def test_blocks_needs_the_neighbours_to_tell_classes_apart() -> None:
 def test_blocks_refuses_more_classes_than_nodes() -> None:
     with pytest.raises(ValueError, match="10 nodes cannot hold 16 classes"):
         blocks(10)
+
+
+# As published, each edge in both directions.
+LARGER = {"photo": (7650, 238162, 745, 8), "tolokers": (11758, 1038000, 10, 2)}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_larger_files_give_the_published_counts(name: str, data_root: Path) -> None:
+    data = load(name, data_root)
+    nodes, edges, width, classes = LARGER[name]
+    assert data.features.shape == (nodes, width)
+    assert data.graph.num_edges() == edges
+    assert data.classes == classes == data.labels.max() + 1
+    assert (data.train | data.val | data.test).all()
+    check_graph(data)
+
+
+def test_photo_reads_words_edges_and_draws_a_split(tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    nodes = 200
+    words = scipy.sparse.random(nodes, 12, 0.3, format="csr", dtype=np.float32, random_state=0)
+    words.data[:5] = 0.0  # stored, but absent
+    edges = scipy.sparse.csr_matrix(
+        np.triu(rng.random((nodes, nodes)) < 0.05).astype(np.float32)
+    )  # one direction, with self-loops
+    raw = tmp_path / "Amazon" / "Photo" / "raw"
+    raw.mkdir(parents=True)
+    parts = {
+        f"{name}_{part}": getattr(matrix, part)
+        for name, matrix in (("adj", edges), ("attr", words))
+        for part in ("data", "indices", "indptr", "shape")
+    }
+    np.savez(raw / "amazon_electronics_photo.npz", **parts, labels=np.arange(nodes) % 3)
+
+    data = photo(tmp_path)
+
+    assert torch.equal(data.features, torch.from_numpy(words.toarray() > 0).float())
+    assert data.graph.num_edges() == 2 * np.triu(edges.toarray(), 1).sum()
+    for label in range(3):
+        counts = [int((mask & (data.labels == label)).sum()) for mask in (data.train, data.val)]
+        assert counts == [20, 30]
+    assert torch.equal(photo(tmp_path).train, data.train)
+    assert not torch.equal(photo(tmp_path, split_seed=1).train, data.train)
+    assert (data.train | data.val | data.test).all()
+    check_graph(data)
+
+
+def test_tolokers_reads_a_public_split(tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    part = rng.integers(0, 3, (10, 50))
+    masks = {f"{name}_masks": part == number for number, name in enumerate(("train", "val", "test"))}
+    raw = tmp_path / "HeterophilousGraphDataset" / "tolokers" / "raw"
+    raw.mkdir(parents=True)
+    arrays = {
+        "node_features": rng.random((50, 10), dtype=np.float32),
+        "node_labels": rng.integers(0, 2, 50),
+        "edges": np.array([[0, 1], [1, 2], [7, 3]]),
+    }
+    np.savez(raw / "tolokers.npz", **arrays, **masks)
+
+    data = tolokers(tmp_path, split=3)
+
+    assert torch.equal(data.test, torch.from_numpy(part[3] == 2))
+    assert data.graph.num_edges() == 6
+    assert data.metric == "roc_auc"
+    check_graph(data)
+
+
+def test_larger_sets_say_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"amazon_electronics_photo\.npz"):
+        load("photo", tmp_path)
+    with pytest.raises(ValueError, match=r"DIR/HeterophilousGraphDataset/tolokers/raw"):
+        load("tolokers")
