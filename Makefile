@@ -13,6 +13,7 @@ bin       := $(VENV)/bin
 packages  := $(VENV)/packages
 library   := runtime/libgqc_cpu.so
 ready     := $(packages) $(library)
+parallel  := --numprocesses=auto --dist=loadgroup
 with_data := $(if $(DATA_ROOT),--data-root=$(DATA_ROOT))
 
 .PHONY: demo test lint format nightly accuracy clean
@@ -23,10 +24,10 @@ demo: $(ready)
 # Warnings are errors here only: a later compiler may know more of them, and users should still be able to build.
 test: export CXXFLAGS += -Werror
 test: $(ready) lint
-	$(bin)/python -m pytest -q --cov --durations=10 $(with_data) $(PYTEST)
+	$(bin)/python -m pytest -q $(parallel) --cov --durations=10 $(with_data) $(PYTEST)
 
 nightly: $(ready)
-	$(bin)/python -m pytest -q -m "slow or not slow" --durations=25 $(with_data) $(PYTEST)
+	$(bin)/python -m pytest -q $(parallel) -m "slow or not slow" --durations=25 $(with_data) $(PYTEST)
 
 lint: $(ready)
 	$(bin)/ruff check

@@ -20,6 +20,8 @@ import torch
 
 from csrc.build import OBJECTS
 
+pytestmark = pytest.mark.xdist_group("packaging")  # one process builds the packages that all tests here install
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("gqc", "passes", "runtime", "csrc", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md")
 BORROWED = {str(Path(module.__file__).parent.parent) for module in (torch, setuptools)}
