@@ -15,12 +15,12 @@ from gqc.compile import Fallback, state_of
 from gqc.passes import PIPELINE
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import example
-from gqc.passes.report import FOUND, KEPT, QUANTIZED, Decision, Report
+from gqc.passes.report import FOUND, KEPT, MOVED, QUANTIZED, Decision, Lifetime, Report
 from gqc.passes.saved_values import SavedTensor
 from gqc.text import printed
 from gqc.variant import CompiledStage, IslandStep, Variant
 
-_IN_TABLE = (FOUND, QUANTIZED, KEPT)
+_SUMMARIZED = (FOUND, QUANTIZED, KEPT, MOVED)
 _UNDECIDED = Decision("", "", "", "", KEPT, "no pass decided about it")
 
 
@@ -39,6 +39,11 @@ class StageExplanation:
     def decisions(self, action: str) -> list[Decision]:
         """Decisions of all passes with one :attr:`Decision.action`."""
         return [d for report in self.reports for d in report.decisions if d.action == action]
+
+    @property
+    def lifetimes(self) -> list[Lifetime]:
+        """The int8 copies of tensors: where each is made, and where it is read last."""
+        return [lifetime for report in self.reports for lifetime in report.lifetimes]
 
     @property
     def skipped(self) -> list[str]:
@@ -157,8 +162,13 @@ def _stage(stage: StageExplanation) -> Iterator[str | Table]:
     yield f"  {len(found)} primitives found, {counts[QUANTIZED]} quantized, {counts[KEPT]} kept in full precision"
     if found:
         yield _primitives(found, decided)
-    for decision in (d for report in stage.reports for d in report.decisions if d.action not in _IN_TABLE):
+    for decision in (d for report in stage.reports for d in report.decisions if d.action not in _SUMMARIZED):
         yield f"  {decision.action} {escape(decision.node)}: {escape(decision.reason)}"
+    if stage.decisions(MOVED):
+        yield f"  {len(stage.decisions(MOVED))} moved beside another reader of the same int8 copy"
+    if stage.lifetimes:
+        yield f"  {len(stage.lifetimes)} int8 copies: {_size(sum(c.nbytes for c in stage.lifetimes))}"
+        yield _copies(stage.lifetimes)
     if stage.saved:
         measured = "measure_saved" not in stage.skipped
         exact = f" instead of {_size(stage.saved_bytes_full_precision)}" if measured else ""
@@ -175,6 +185,15 @@ def _primitives(found: Sequence[Decision], decided: Mapping[str, Decision]) -> T
         )
         row = (last.action, decision.half, decision.module or "(model)", what, last.reason)
         table.add_row(*map(escape, row), style=None if last.action == QUANTIZED else "dim")
+    return table
+
+
+def _copies(lifetimes: Sequence[Lifetime]) -> Table:
+    table = _table("bytes", "made in", "module", "int8 copy of", "readers", "last read by")
+    for copy in lifetimes:
+        until = f"{copy.last_use} ({copy.last_half})"
+        row = (_size(copy.nbytes), copy.half, copy.module or "(model)", copy.tensor, str(copy.readers), until)
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -18,6 +18,7 @@ from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.report import Decision, Report
 from gqc.passes.save_masks import save_masks
 from gqc.passes.scale_after_gemm import scale_after_gemm
+from gqc.passes.schedule import schedule
 from gqc.passes.share_quantized import share_quantized
 from gqc.passes.simplify import simplify
 from gqc.passes.verify import verify
@@ -41,6 +42,7 @@ __all__ = [
     "run",
     "save_masks",
     "scale_after_gemm",
+    "schedule",
     "select",
     "share_quantized",
     "simplify",

@@ -33,6 +33,12 @@ RESHAPES = frozenset(
 )
 """Ops whose result holds the values of their operand in another shape, each exactly once."""
 
+PARTS = frozenset({aten.slice.Tensor, aten.select.int, aten.index_select.default, aten.index.Tensor})
+"""Ops whose result holds some of the values of their operand."""
+
+_SCALINGS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
+_DROPOUTS = ("native_dropout", "dropout")
+
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -99,6 +105,31 @@ def mutates(node: fx.Node) -> bool:
 def is_updated(node: fx.Node) -> bool:
     """Whether the graph updates the node's tensor in place."""
     return any(mutates(user) and user.args[0] is node for user in node.users)
+
+
+def is_neutral(node: fx.Node) -> bool:
+    """Whether the node computes what its operand already is: times 1, divided by 1, cast to the type that it has."""
+    if node.target in _SCALINGS:
+        factor = node.args[1]
+        neutral = isinstance(factor, (int, float)) and not isinstance(factor, bool) and factor == 1
+    else:
+        neutral = node.target is aten._to_copy.default
+    if not neutral or not is_tensor(node.args[0]):
+        return False
+    operand, result = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return (operand.dtype, operand.device, operand.shape) == (result.dtype, result.device, result.shape)
+
+
+def undropped(node: fx.Node) -> fx.Node | None:
+    """The operand of a dropout that drops nothing, if the node is its result."""
+    if node.target is not operator.getitem or node.args[1] != 0:
+        return None
+    dropout: fx.Node = node.args[0]  # type: ignore[assignment]
+    schema = getattr(dropout.target, "_schema", None)
+    if schema is None or schema.name.split("::")[1] not in _DROPOUTS:
+        return None
+    off = dropout.args[1] == 0 or (dropout.target is aten.native_dropout.default and dropout.args[2] is False)
+    return dropout.args[0] if off else None  # type: ignore[return-value]
 
 
 def source(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:

@@ -17,6 +17,7 @@ from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.report import Report
 from gqc.passes.save_masks import save_masks
 from gqc.passes.scale_after_gemm import scale_after_gemm
+from gqc.passes.schedule import schedule
 from gqc.passes.share_quantized import share_quantized
 from gqc.passes.simplify import simplify
 from gqc.passes.verify import verify, verify_decided
@@ -55,6 +56,7 @@ PIPELINE = (
     Step("share_quantized", share_quantized),
     Step("draw_masks", draw_masks),
     Step("save_masks", save_masks),
+    Step("schedule", schedule),
 )
 """The passes of gqc in running order."""
 

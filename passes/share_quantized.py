@@ -6,75 +6,188 @@ from collections import Counter
 
 from torch import fx
 
-from gqc.joint import JointGraph
-from gqc.passes.nodes import drop_unused, half, mutates, origin, pick, source
-from gqc.passes.primitive import mark, marked, ops
-from gqc.passes.report import KEPT, SHARED, Decision, Report
+from gqc.joint import PARAMETER, JointGraph
+from gqc.passes.computation_graph import CAST, PART, UPDATED, ComputationGraph, carried, derivation
+from gqc.passes.int8_copies import QUANTIZE, bits_of, copies_and_readers, lifetimes, quantize_nodes
+from gqc.passes.nodes import call, drop_unused, half, mutates, origin, pick, replay, source
+from gqc.passes.primitive import mark, ops
+from gqc.passes.report import SHARED, UNSHARED, Decision, Report
+from gqc.passes.verify import names_parameter, results_and_updates
 from gqc.policy import Policy
 
-QUANTIZE = ops.quantize.default
+__all__ = ["quantize_nodes", "share_quantized"]
 
 
 def share_quantized(joint: JointGraph, policy: Policy) -> Report:
     """Let all primitives that read the same values read one int8 copy of them.
 
-    Requires: :func:`quantize_operands`, which quantizes values before they are reshaped, transposed or copied.
-    Does: merges the ``quantize`` nodes of one tensor. This joins siblings (the GEMMs of GraphSAGE), the forward with
-        the backward (whose saved tensor is then the int8 copy) and the users of one gradient. An int8 copy of a
-        parameter lives from the forward to the backward of one step.
-    Legal because one scale a tensor stands for every element, whatever their order and the contracted axis. Refused
-        where the tensor is updated in place between the two uses, and between primitives of different widths, whose
-        scales differ: there is one copy a width.
-    Ensures: no two ``quantize`` nodes of one width read the same values.
+    Requires: ``quantize`` nodes, as :func:`quantize_operands` puts them.
+    Does: on the :class:`ComputationGraph` of the joint graph, merges the ``quantize`` nodes of tensors that carry the
+        same values, through reshapes, transposes, expansions, copies, and scalings and dropouts that change nothing.
+        This joins siblings (the GEMMs of GraphSAGE), layers and relations, the forward with the backward (whose saved
+        tensor is then the int8 copy) and the users of one gradient. An int8 copy of a parameter lives from the forward
+        to the backward of one step.
+    Legal because one scale a tensor stands for every element, whatever their order and the contracted axis. Refused,
+        with the reason, for
+
+        - a part of a tensor, and for another width: their scales differ;
+        - values that were cast between: they are others;
+        - one that rounds to nearest and one that rounds stochastically, or that another absmax scales;
+        - a tensor updated in place between the two uses, itself or through a view;
+        - a parameter whose copy leaves the step.
+
+    Ensures: no two ``quantize`` nodes of one width read the same values, except those refused. The report tells the
+        lifetime of each copy.
     """
     report = Report("share_quantized")
-    first: dict[tuple[fx.Node, object], fx.Node] = {}
+    sharing = _Sharing(joint)
     for node in quantize_nodes(joint):
-        values: fx.Node = node.args[0]  # type: ignore[assignment]
-        shared = first.setdefault((values, _bits(node)), node)
-        update = _update_between(values, shared, node)
-        if update is not None:
-            reason = f"not shared: {values.name} is updated in place by {update.name}"
-            report.decisions.append(_decision(values, KEPT, reason))
-            first[values, _bits(node)] = node
-        elif shared is not node:
-            for index in (0, 1):
-                pick(node, index).replace_all_uses_with(pick(shared, index))
+        refused = sharing.add(node)
+        if refused is not None:
+            report.decisions.append(_decision(node.args[0], UNSHARED, refused))  # type: ignore[arg-type]
+    for copies in sharing.sets:
+        _merge(copies)
     drop_unused(joint.graph)
-    copies = Counter(node.args[0] for node in quantize_nodes(joint))
-    for node, users in _users(joint).items():
-        values = node.args[0]  # type: ignore[assignment]
-        reason = f"one int{_bits(node)} copy for {', '.join(users)}"
-        if copies[values] > 1:
+    read = copies_and_readers(joint)
+    widths = Counter(node.args[0] for node in read)
+    for node, readers in read.items():
+        values: fx.Node = node.args[0]  # type: ignore[assignment]
+        reason = f"one int{bits_of(node)} copy for {', '.join(r.name for r in readers)}"
+        if widths[values] > 1 and not sharing.refused(values):
             report.decisions.append(_decision(values, SHARED, f"{reason}; other widths have copies of their own"))
-        elif len(users) > 1:
+        elif len(readers) > 1:
             report.decisions.append(_decision(values, SHARED, reason))
+    report.lifetimes = lifetimes(joint)
     report.numbers["quantize nodes"] = len(quantize_nodes(joint))
     return report
 
 
-def quantize_nodes(joint: JointGraph) -> list[fx.Node]:
-    """The ``quantize`` nodes of a joint graph in graph order."""
-    return list(joint.graph.find_nodes(op="call_function", target=QUANTIZE, sort=True))
+class _Sharing:
+    """Sets of ``quantize`` nodes that may become one, each in graph order."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        self.joint = joint
+        self.graph = ComputationGraph.of(joint)
+        self.sets: list[list[fx.Node]] = []
+        self._updates = [n for n in joint.graph.nodes if mutates(n)]
+        self._leaving = {source(n)[0] for n in results_and_updates(joint)}
+        self._parameters = {p.node for p in joint.placeholders if p.kind == PARAMETER}
+        self._refused: set[fx.Node] = set()
+
+    def add(self, node: fx.Node) -> str | None:
+        """Put a node into a set; if it cannot share with the copies of related values, say why."""
+        refusal = None
+        for copies in self.sets:
+            first = copies[0]
+            if bits_of(first) != bits_of(node) or not _are_related(first, node):
+                continue
+            reason = self._refusal(first, node)
+            if reason is None:
+                copies.append(node)
+                return None
+            refusal = f"not shared with {first.name}: {reason}"
+        self.sets.append([node])
+        if refusal is not None:
+            self._refused.add(node.args[0])  # type: ignore[arg-type]
+        return refusal
+
+    def refused(self, values: fx.Node) -> bool:
+        """Whether copies of a tensor stand apart for another reason than their widths."""
+        return values in self._refused
+
+    def _refusal(self, first: fx.Node, second: fx.Node) -> str | None:
+        (root, _), (other, _) = carried(first.args[0]), carried(second.args[0])  # type: ignore[arg-type]
+        if root is not other:
+            return _difference(root, other)
+        if first.args[5] != second.args[5]:
+            return "one rounds to nearest, the other stochastically"
+        if _absmax(first, root) is not _absmax(second, root):
+            return f"another absmax scales {second.args[0]}"
+        return self._updated_between(root, first, second) or self._leaves(root, first, second)
+
+    def _updated_between(self, root: fx.Node, first: fx.Node, second: fx.Node) -> str | None:
+        between = [update for update in self._updates if first < update < second]
+        aliases = self.graph.aliases(root) if between else set()
+        for update in between:
+            for written in filter(aliases.__contains__, _written(update)):
+                through = "" if written is root else f" through {written.name}"
+                return f"{root.name} is updated in place by {update.name}{through}"
+        return None
+
+    def _leaves(self, root: fx.Node, *copies: fx.Node) -> str | None:
+        if root in self._parameters or names_parameter(self.joint, root):
+            for node in copies:
+                if pick(node, 0) in self._leaving:
+                    return f"{node.name}, a copy of parameter {root.name}, leaves the step"
+        return None
 
 
-def _bits(quantize: fx.Node) -> int:
-    return quantize.args[4]  # type: ignore[return-value]
+def _are_related(first: fx.Node, second: fx.Node) -> bool:
+    """Whether two quantized tensors carry the same values, or one is a part or a cast of the other."""
+    (root, _), (other, _) = carried(first.args[0]), carried(second.args[0])  # type: ignore[arg-type]
+    return root is other or other in _ancestry(root) or root in _ancestry(other)
 
 
-def _update_between(values: fx.Node, first: fx.Node, second: fx.Node) -> fx.Node | None:
-    return next((u for u in values.users if mutates(u) and u.args[0] is values and first < u < second), None)
+def _ancestry(tensor: fx.Node) -> list[fx.Node]:
+    """The tensors from which a tensor's values are taken, nearest first."""
+    found = []
+    while (derived := derivation(tensor)) is not None:
+        tensor = derived[1]
+        found.append(tensor)
+    return found
 
 
-def _users(joint: JointGraph) -> dict[fx.Node, list[str]]:
-    """The primitives that read each int8 copy."""
-    users: dict[fx.Node, list[str]] = {node: [] for node in quantize_nodes(joint)}
-    copies = {pick(node, 0): node for node in users}
-    for primitive, _ in marked(joint.graph):
-        for read in {source(n)[0] for n in primitive.all_input_nodes}:
-            if read in copies:
-                users[copies[read]].append(primitive.name)
-    return users
+def _difference(first: fx.Node, second: fx.Node) -> str:
+    """Why two tensors that come from one do not have the same values."""
+    for tensor in (second, first):
+        derived = derivation(tensor)
+        if derived is not None and derived[0] == PART:
+            return f"{tensor.name} is a part of {derived[1].name} and has a scale of its own"
+        if derived is not None and derived[0] == UPDATED:
+            return f"{derived[1].name} is updated in place by {tensor.name}"
+        if derived is not None and derived[0] == CAST:
+            dtype = str(tensor.meta["val"].dtype).removeprefix("torch.")
+            return f"{tensor.name} is {derived[1].name} cast to {dtype}, which are other values"
+    return f"{second.name} has other values than {first.name}"
+
+
+def _absmax(quantize: fx.Node, root: fx.Node) -> fx.Node | None:
+    """What scales a copy; ``None`` if it is the absmax of the values themselves."""
+    given = quantize.args[1]
+    if not isinstance(given, fx.Node):
+        return None
+    if given.target is ops.absmax.default and carried(given.args[0])[0] is root:  # type: ignore[arg-type]
+        return None
+    beside_root = root.args and given.args and given.args[0] is root.args[0] and root.args[1:] == (0,)
+    return None if beside_root and given.args[1:] == (1,) else given
+
+
+def _written(update: fx.Node) -> list[fx.Node]:
+    schema = update.target._schema  # type: ignore[union-attr]
+    pairs = zip(schema.arguments, update.args, strict=False)
+    return [a for s, a in pairs if s.alias_info is not None and s.alias_info.is_write and isinstance(a, fx.Node)]
+
+
+def _merge(copies: list[fx.Node]) -> None:
+    """Replace all copies of the same values by one."""
+    if len(copies) == 1:
+        return
+    first = copies[0]
+    shared, values = first, first.args[0]
+    if any(node.args[0] is not values for node in copies):
+        root, _ = carried(values)  # type: ignore[arg-type]
+        with first.graph.inserting_before(first):
+            shared = call(QUANTIZE, (root, *first.args[1:]), first, f"{root.name}_quantized")
+    for node in copies:
+        if node is shared:
+            continue
+        int8 = pick(shared, 0)
+        if shared is not first:
+            with node.graph.inserting_before(node):
+                for step in carried(node.args[0])[1]:  # type: ignore[arg-type]
+                    int8 = replay(step, int8, f"{step.name}_int8")
+        pick(node, 0).replace_all_uses_with(int8)
+        pick(node, 1).replace_all_uses_with(pick(shared, 1))
 
 
 def _decision(values: fx.Node, action: str, reason: str) -> Decision:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from torch import Tensor, fx
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import IDENTITIES, aten, drop_unused, is_random, mutates
+from gqc.passes.nodes import IDENTITIES, aten, drop_unused, is_neutral, is_random, mutates
 from gqc.passes.primitive import KINDS
 from gqc.passes.report import Report
 from gqc.policy import Policy
@@ -19,10 +19,10 @@ def simplify(joint: JointGraph, policy: Policy) -> Report:
     """Merge equal calls and drop calls that change nothing.
 
     Requires: the graph as AOTAutograd made it: functional, with in-place updates at its end.
-    Does: drops detach, alias and clone (dropout that is off) where the layout stays the same, and pairs of inverse
-        reshapes; merges calls of the same op on the same arguments, such as the degrees that each layer computes
-        anew. Results of the graph stay tensors of their own. Random ops are never merged, nor primitives, whose
-        backward is found by the call that they come from.
+    Does: drops detach, alias and clone (dropout that is off) and products with 1 where the layout stays the same, and
+        pairs of inverse reshapes; merges calls of the same op on the same arguments, such as the degrees that each
+        layer computes anew. Results of the graph stay tensors of their own. Random ops are never merged, nor
+        primitives, whose backward is found by the call that they come from.
     Ensures: the same values; every tensor that the backward reads has one name.
     """
     before = len(joint.graph.nodes)
@@ -43,7 +43,7 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
     operand = node.args[0] if node.args else None
     if not isinstance(operand, fx.Node):
         return None
-    if node.target in IDENTITIES:
+    if node.target in IDENTITIES or is_neutral(node):
         return operand if _layout(operand) == _layout(node) else None
     inverse = _INVERSES.get(node.target)  # type: ignore[call-overload]
     if operand.target is inverse and operand.args[1:] == node.args[1:]:

@@ -51,7 +51,7 @@ def verify(joint: JointGraph, after: str, found: bool = True) -> None:
         if node.target in _INT8_FORMS:
             for wrong in _wrong_operands(node):
                 fail(node, wrong)
-    for node in _results_and_updates(joint):
+    for node in results_and_updates(joint):
         parameter = _quantized_parameter(joint, node)
         if parameter is not None:
             fail(node, f"an int8 copy of parameter {parameter.name} would outlive the step")
@@ -84,7 +84,8 @@ def _wrong_operands(node: fx.Node) -> Iterator[str]:
                 yield f"scale {argument} is not a float32 number"
 
 
-def _results_and_updates(joint: JointGraph) -> Iterator[fx.Node]:
+def results_and_updates(joint: JointGraph) -> Iterator[fx.Node]:
+    """What leaves a step: results of the graph, and what its in-place updates read."""
     yield from joint.output.all_input_nodes
     for node in joint.graph.nodes:
         if mutates(node):
@@ -97,11 +98,12 @@ def _quantized_parameter(joint: JointGraph, node: fx.Node) -> fx.Node | None:
     quantize = picked.args[0] if picked.args else None
     if isinstance(quantize, fx.Node) and quantize.target is ops.quantize.default:
         values, _ = source(quantize.args[0])  # type: ignore[arg-type]
-        return values if values in parameters or _names_parameter(joint, values) else None
+        return values if values in parameters or names_parameter(joint, values) else None
     return None
 
 
-def _names_parameter(joint: JointGraph, node: fx.Node) -> bool:
+def names_parameter(joint: JointGraph, node: fx.Node) -> bool:
+    """Whether a node is a parameter that the graph holds as an attribute."""
     return node.op == "get_attr" and isinstance(attrgetter(node.target)(joint.module), nn.Parameter)  # type: ignore[arg-type]
 
 

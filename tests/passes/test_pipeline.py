@@ -110,7 +110,7 @@ def test_places():
     assert before[before.index("observe") + 1] == "share_quantized"
     twice = [Insert(observe, after="simplify"), Insert(observe, after="simplify", name="again")]
     assert names(passes=twice)[:3] == ["simplify", "observe", "again"]
-    beside = [Insert(observe, after="save_masks"), Insert(observe, before="observe", name="again")]
+    beside = [Insert(observe, after=BUILT_IN[-1]), Insert(observe, before="observe", name="again")]
     assert names(passes=beside)[-2:] == ["again", "observe"]
     skipped = names(passes=[Insert(observe, after="simplify")], skip=["simplify"])
     assert skipped[:2] == ["observe", "copy_updated"]

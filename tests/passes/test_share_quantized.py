@@ -8,7 +8,7 @@ from torch import nn
 
 from gqc.passes import find_primitives, keep_full_precision, quantize_operands, run, share_quantized
 from gqc.passes.nodes import source
-from gqc.passes.report import KEPT, SHARED
+from gqc.passes.report import SHARED, UNSHARED
 from gqc.passes.share_quantized import quantize_nodes
 from gqc.policy import Policy
 from tests.passes.models import CLASSES, MODELS, WIDTH, Case, OnRelation, case, ops
@@ -139,7 +139,7 @@ def test_in_place_update_between_two_uses_is_refused():
         update = joint.graph.call_function(torch.ops.aten.mul_.Tensor, (first.args[0], 2.0))
     update.meta["val"] = first.args[0].meta["val"]
     report = share_quantized(joint, QUANTIZED)
-    assert [d.reason for d in report.decisions if d.action == KEPT] == [
-        f"not shared: input_8 is updated in place by {update.name}"
+    assert [d.reason for d in report.decisions if d.action == UNSHARED] == [
+        f"not shared with {first.name}: input_8 is updated in place by {update.name}"
     ]
     assert last in quantize_nodes(joint)
