@@ -1,0 +1,151 @@
+"""docs/passes.md has a section for every pass in running order, and its snippets are what the passes do."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from examples.user_pass import keep_gradients
+from gqc.joint import JointGraph
+from gqc.passes import PIPELINE, run
+from gqc.passes.primitive import mark
+from gqc.passes.report import Report
+from gqc.policy import Policy
+from tests.passes.models import CLASSES, MODELS, WIDTH, OnRelation, case, ops
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"
+SNIPPET = re.compile(r"(<!-- snippet: (\w+) -->\n```\w+\n)(.*?)(```\n)", flags=re.DOTALL)
+
+
+class ScaledRows(OnRelation):
+    """Mean over the neighbours, then a product that makes the features narrower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, CLASSES))
+
+    def run(self, g, x):
+        degree = (g[0][1:] - g[0][:-1]).float().clamp(min=1).unsqueeze(1)
+        return (ops.spmm(g, "copy_lhs", x, None) * degree.reciprocal()) @ self.weight
+
+
+class Counter(OnRelation):
+    """Scales by a buffer, then counts in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH))
+        self.register_buffer("steps", torch.ones(WIDTH))
+
+    def run(self, g, x):
+        out = x * self.weight * self.steps.clone()
+        self.steps.add_(1)
+        return out
+
+
+class Dropped(OnRelation):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, CLASSES)
+
+    def run(self, g, x):
+        return F.dropout(self.first(x), 0.5)
+
+
+gcn, sage, perceptron = MODELS["gcn"], MODELS["sage"], MODELS["mlp"]
+SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
+    "simplify": (gcn, {}),
+    "copy_updated": (Counter, {}),
+    "scale_after_gemm": (ScaledRows, {}),
+    "find_primitives": (gcn, {}),
+    "measure_saved": (gcn, {}),
+    "keep_full_precision": (gcn, {}),
+    "choose_bits": (gcn, {"bits": {"conv1": 4}}),
+    "quantize_operands": (gcn, {}),
+    "share_quantized": (sage, {}),
+    "draw_masks": (Dropped, {}),
+    "save_masks": (perceptron, {}),
+    "schedule": (sage, {}),
+}
+"""Model and policy that show a pass; what the pass does to it is in the page."""
+
+LINES = 16
+
+
+def program(joint: JointGraph) -> list[str]:
+    """One line a node, with what the passes have decided about it."""
+    return [_line(node) for node in joint.graph.nodes if node.op == "call_function"]
+
+
+def _line(node: fx.Node) -> str:
+    name = str(node.target).removesuffix(".default") if "built-in" not in str(node.target) else node.target.__name__
+    text = f"{node.name} = {name}({', '.join(map(_argument, node.args))})"
+    primitive = mark(node)
+    if primitive is None:
+        return text
+    decided = f", kept: {primitive.kept}" if primitive.kept else f", {primitive.bits} bits" * (primitive.bits != 8)
+    return f"{text}  # {primitive.kind} {primitive.op}{decided}"
+
+
+def _argument(argument: object) -> str:
+    relation = isinstance(argument, list | tuple) and len(argument) == 8
+    return "graph" if relation else repr(argument) if isinstance(argument, str) else str(argument)
+
+
+def snippet(name: str) -> str:
+    """What a pass changes in its model: the first lines of a diff, or of the report if it changes nothing."""
+    model, options = SHOWN[name]
+    torch.manual_seed(0)
+    joint = case(model()).joint
+    before, found = [], ""
+
+    def watch(joint: JointGraph, report: Report) -> None:
+        nonlocal before, found
+        if report.name == name:
+            found = _difference(before, program(joint), context=name == "schedule") or f"{report}\n"
+        before = program(joint)
+
+    run(joint, Policy(**{"min_size": 0, **options}), watch)  # type: ignore[arg-type]
+    return found
+
+
+def _difference(before: list[str], after: list[str], context: bool) -> str:
+    """The lines that differ; with ``context``, and those around them, which show where a moved line goes."""
+    lines = list(difflib.unified_diff(before, after, n=int(context), lineterm=""))[2:]
+    shown = [line for line in lines if not line.startswith("@@")]
+    return "\n".join(shown[:LINES] + (["..."] if len(shown) > LINES else [])) + "\n" if shown else ""
+
+
+def expected(name: str) -> str:
+    return inspect.getsource(keep_gradients) if name == "user_pass" else snippet(name)
+
+
+@pytest.mark.parametrize("name", [*SHOWN, "user_pass"])
+def test_snippets_are_what_the_passes_do(name, request):
+    page = PAGE.read_text()
+    made = expected(name)
+    if request.config.option.update_golden:
+        page = SNIPPET.sub(lambda m: f"{m[1]}{made}{m[4]}" if m[2] == name else m[0], page)
+        PAGE.write_text(page)
+    shown = {m[2]: m[3] for m in SNIPPET.finditer(page)}
+    assert shown[name] == made, f"docs/passes.md is behind {name}: run pytest --update-golden and review it"
+
+
+def test_a_section_for_every_pass_in_running_order():
+    headings = re.findall(r"^### (\w+)$", PAGE.read_text(), flags=re.MULTILINE)
+    assert headings == [step.name for step in PIPELINE] == list(SHOWN)
+
+
+def test_every_section_says_what_the_pass_needs_does_and_ensures():
+    sections = re.split(r"^### ", PAGE.read_text().split("## Write your own pass")[0], flags=re.MULTILINE)[1:]
+    for section in sections:
+        for word in ("**Needs**", "**Does**", "**Ensures**", "**Source**"):
+            assert word in section, (section.splitlines()[0], word)
