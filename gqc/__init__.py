@@ -16,6 +16,8 @@ from gqc.compile import compile, is_compiled, state_of  # noqa: E402
 from gqc.error_report import error_report  # noqa: E402
 from gqc.errors import (  # noqa: E402
     CaptureError,
+    DumpError,
+    DumpWarning,
     FallbackWarning,
     GqcError,
     InputError,
@@ -29,6 +31,8 @@ from gqc.policy import Policy  # noqa: E402
 __all__ = [
     "Bisection",
     "CaptureError",
+    "DumpError",
+    "DumpWarning",
     "FallbackWarning",
     "GqcError",
     "InputError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gqc.capture import Call, StateChange, capture, is_capturing, read_call
+from gqc.dump import Dumper
 from gqc.errors import CaptureError, FallbackWarning, InputError, PassError, PolicyError
 from gqc.keys import mode_key, module_key
 from gqc.layer_bits import LayerBits
@@ -29,7 +31,7 @@ MAX_VARIANTS = 16
 M = TypeVar("M", bound=nn.Module)
 
 
-def compile(model: M, policy: Policy | None = None, **options: Any) -> M:
+def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[str] | None = None, **options: Any) -> M:
     """Return the model with quantized forward and backward.
 
     The result is an instance of a subclass of ``type(model)`` that shares the model's whole state: the same
@@ -40,11 +42,14 @@ def compile(model: M, policy: Policy | None = None, **options: Any) -> M:
     Args:
         model: a module whose forward takes DGL graphs, PyG tensors or plain tensors.
         policy: how to quantize; default ``Policy()``.
+        dump: folder for what the passes do with each variant, to read (docs/dump.md); default: a folder for each model
+            in ``$GQC_DUMP``, if that is set. A dump that fails later is a :class:`gqc.DumpWarning`.
         **options: fields of :class:`gqc.Policy` that override ``policy``.
 
     Raises:
         PolicyError: an option is unknown, has an unknown value, or names a module that the model lacks or an unknown
             pass or primitive.
+        DumpError: the folder for the dump is a file or cannot be written to.
         TypeError: ``model`` is not a ``torch.nn.Module``.
     """
     if not isinstance(model, nn.Module):
@@ -56,7 +61,7 @@ def compile(model: M, policy: Policy | None = None, **options: Any) -> M:
     check_names(chosen, modules, name)
     if isinstance(chosen.bits, LayerBits):
         chosen.bits.check_names(modules, name)
-    state = CompileState(original, chosen)
+    state = CompileState(original, chosen, Dumper.of(dump, name))
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_gqc", state)
@@ -140,12 +145,14 @@ class CompileState:
     Attributes:
         model: the eager model that shares its state with the compiled one.
         policy: how to quantize.
+        dumper: writes what the passes do with each variant.
         variants: compiled variants by the key of the calls that they serve; those of one key differ in their guards.
         fallbacks: keys that run in eager full precision, with the reason.
     """
 
     model: nn.Module
     policy: Policy
+    dumper: Dumper | None = None
     variants: dict[Hashable, list[Variant]] = field(default_factory=dict)
     fallbacks: dict[Hashable, Fallback] = field(default_factory=dict)
 
@@ -215,7 +222,8 @@ class CompileState:
                 if self.num_variants >= MAX_VARIANTS:
                     raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
                 captured = capture(self.model, args, kwargs, first=key not in self._ran_eagerly)
-                variant = Variant.build(self.model, captured, self.policy, self.seed, why)
+                dump = self.dumper.variant(self.model.training) if self.dumper is not None else None
+                variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump)
                 self.variants.setdefault(key, []).append(variant)
         return variant
 

@@ -43,5 +43,13 @@ class KernelError(GqcError, RuntimeError):
     """A native kernel refused its arguments or could not be loaded."""
 
 
+class DumpError(GqcError, OSError):
+    """A dump cannot be written where it was asked for."""
+
+
+class DumpWarning(UserWarning):
+    """A dump could not be written; the model runs all the same."""
+
+
 class FallbackWarning(UserWarning):
     """A model, or a kind of call, runs in eager full precision because it could not be compiled."""

@@ -11,12 +11,14 @@ import torch
 from torch import fx, nn
 
 from gqc.capture import Call, Captured, calling
+from gqc.dump.dumper import VariantDump
 from gqc.errors import CaptureError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
 from gqc.passes import run as run_passes
 from gqc.passes.output_layer import inputs_behind_outputs
 from gqc.passes.partition import SavedTensor, partition
+from gqc.passes.pipeline import Watch
 from gqc.passes.report import FOUND, Report
 from gqc.passes.user_keep import check_nodes
 from gqc.policy import Policy
@@ -91,7 +93,15 @@ class Variant:
     modules: tuple[nn.Module, ...]
 
     @classmethod
-    def build(cls, model: nn.Module, captured: Captured, policy: Policy, seed: SeedSource, why: str) -> Variant:
+    def build(
+        cls,
+        model: nn.Module,
+        captured: Captured,
+        policy: Policy,
+        seed: SeedSource,
+        why: str,
+        dump: VariantDump | None = None,
+    ) -> Variant:
         """Cut, differentiate, rewrite and partition a capture.
 
         Args:
@@ -100,6 +110,7 @@ class Variant:
             policy: how to quantize.
             seed: source of the seeds of stochastic rounding.
             why: why this variant was compiled, for :func:`gqc.explain`.
+            dump: looks at the graph of each stage after each pass.
 
         Raises:
             CaptureError: AOTAutograd cannot differentiate what was captured.
@@ -108,18 +119,23 @@ class Variant:
         graph = captured.graph.graph
         ends = {n.name for n in graph.output_node().all_input_nodes}
         steps: list[CompiledStage | IslandStep] = []
+        parts = cut(captured.graph)
         with _tracing_modes():
-            for part in reversed(cut(captured.graph)):
+            for position, part in reversed(list(enumerate(parts))):
                 if isinstance(part, IslandCall):
                     steps.insert(0, IslandStep(part))
                 else:
-                    stage = _compile(model, captured, part, policy, seed, ends)
+                    number = sum(isinstance(p, Stage) for p in parts[: position + 1])
+                    watch = dump.stage(number, part.reads) if dump is not None else None
+                    stage = _compile(model, captured, part, policy, seed, ends, watch)
                     ends.update(part.reads[i] for i in inputs_behind_outputs(stage.joint))
                     steps.insert(0, stage)
         stages = [step for step in steps if isinstance(step, CompiledStage)]
         if any(stage.joint.training for stage in stages):
             check_nodes(policy, [d.node for s in stages for r in s.reports for d in r.decisions if d.action == FOUND])
         captured.guards.update()
+        if dump is not None:
+            dump.write()
         names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
         results = tuple(n.name for n in graph.output_node().args[0])  # type: ignore[union-attr]
         return cls(captured, tuple(steps), names, results, why, tuple(model.modules()))
@@ -151,7 +167,13 @@ def _tracing_modes() -> Iterator[None]:
 
 
 def _compile(
-    model: nn.Module, captured: Captured, stage: Stage, policy: Policy, seed: SeedSource, ends: Set[str]
+    model: nn.Module,
+    captured: Captured,
+    stage: Stage,
+    policy: Policy,
+    seed: SeedSource,
+    ends: Set[str],
+    watch: Watch | None,
 ) -> CompiledStage:
     """Compile a stage; ``ends`` names the values from which a model's output is reached without another primitive."""
     try:
@@ -160,7 +182,7 @@ def _compile(
         # Whatever torch cannot differentiate as a flat graph with symbolic sizes still runs eagerly.
         raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error
     joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in ends)
-    reports = run_passes(joint, policy)
+    reports = run_passes(joint, policy, watch)
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]
     return CompiledStage(

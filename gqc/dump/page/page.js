@@ -1,0 +1,446 @@
+// The page around the drawing: passes, tabs, details, search, tables.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const $ = id => document.getElementById(id);
+const last = DATA.passes.length - 1;
+const state = { pass: last, tab: "graph", node: "", every: false };
+const TABS = [["graph", "Graph"], ["tensors", "Quantized tensors"], ["decisions", "Decisions"], ["saved", "Saved"], ["code", "Code"], ["diff", "Diff"], ["halves", "Halves"]];
+
+function el(tag, props, ...children) {
+  const node = Object.assign(document.createElement(tag), props || {});
+  node.append(...children.filter(c => c !== null && c !== undefined && c !== ""));
+  return node;
+}
+function svg(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [k, v] of Object.entries(attributes || {})) node.setAttribute(k, v);
+  node.append(...children);
+  return node;
+}
+const current = () => DATA.passes[state.pass];
+const recordsOf = pass => pass.nodes.map(i => DATA.records[i]);
+const find = (name, pass = current()) => recordsOf(pass).find(r => r.name === name);
+const total = pass => pass.saved.reduce((s, x) => s + x.nbytes, 0);
+const short = (text, width) => text.length > width ? text.slice(0, width - 1) + "…" : text;
+
+// What a quantize node makes: "mm_out → int8".
+function width(r) { return (/^(\d+) bits/.exec(r.scale) || [0, "8"])[1]; }
+function label(r) {
+  if (r.precision === "quantize") return short(r.inputs[0], 10) + " → int" + width(r);
+  if (r.op === "tangent") return "∂ output";
+  if (r.meaning) return r.meaning.replace(/^\w+ /, "") || r.op;
+  if (r.kind) return r.primitive;
+  return r.op.split(".")[r.op.startsWith("torch.ops") ? 3 : 1] || r.op;
+}
+
+// A saved value by its name; one of several results by the call that gives it.
+function savedLabel(r) {
+  const from = /^getitem/.test(r.name) && find(r.inputs[0]);
+  return from ? label(from) + /\[\d+\]$/.exec(r.code)[0] : r.name;
+}
+
+// Node names that the pass before did not have, or that it computed otherwise.
+function changedNames() {
+  if (!state.pass) return new Set();
+  const before = new Set(DATA.passes[state.pass - 1].nodes);
+  return new Set(current().nodes.filter(i => !before.has(i)).map(i => DATA.records[i].name));
+}
+function decisionsOf(name) {
+  const r = find(name), position = new Map(DATA.passes.map((p, i) => [p.name, i]));
+  const about = r ? r.about : DATA.decisions.map((d, i) => i).filter(i => DATA.decisions[i].node === name);
+  return about.map(i => DATA.decisions[i]).filter(d => position.get(d.pass) <= state.pass);
+}
+
+// ---- navigation
+
+function showPasses() {
+  const first = total(DATA.passes[0]) || 1, nav = $("passes");
+  nav.replaceChildren(el("h2", { textContent: "Passes" }));
+  DATA.passes.forEach((p, i) => {
+    const made = DATA.decisions.filter(d => d.pass === p.name);
+    const counts = ["quantized", "kept", "shared", "replaced", "found"].map(a => [a, made.filter(d => d.action === a).length]).filter(c => c[1]);
+    const before = i ? new Set(DATA.passes[i - 1].nodes) : null;
+    const changes = before ? p.nodes.filter(n => !before.has(n)).length : p.nodes.length;
+    const what = counts.length ? counts.map(c => c[1] + " " + c[0]).join(", ") : i ? (changes ? changes + " nodes changed" : "no change") : changes + " nodes as captured";
+    const button = el("button", { className: i === state.pass ? "on" : "", onclick: () => go({ pass: i }) },
+      el("span", { className: "name" }, el("i", { textContent: String(i).padStart(2, "0") }), p.name), el("span", { className: "what", textContent: what }));
+    if (total(DATA.passes[0])) {
+      const bar = el("span", { className: "bar", title: bytes(total(p)) + " saved for the backward" });
+      bar.style.width = `calc((100% - 24px) * ${Math.min(1, total(p) / Math.max(first, ...DATA.passes.map(total)))})`;
+      button.append(bar);
+    }
+    button.dataset.pass = p.name;
+    nav.append(button);
+  });
+  nav.append(el("p", { textContent: "The bar is what the forward would save for the backward. Keys: ↑ ↓ pass, / search, f fit." }));
+}
+function showTabs() {
+  const p = current();
+  const count = { tensors: recordsOf(p).filter(r => r.precision === "quantize").length, decisions: DATA.decisions.length, saved: bytes(total(p)) };
+  $("tabs").replaceChildren(...TABS.map(([id, name]) => {
+    const button = el("button", { className: id === state.tab ? "on" : "", onclick: () => go({ tab: id }) }, name, id in count ? el("small", { textContent: " " + count[id] }) : "");
+    button.setAttribute("role", "tab");
+    button.setAttribute("aria-selected", id === state.tab);
+    button.dataset.tab = id;
+    return button;
+  }));
+  for (const [id] of TABS) $(id).hidden = id !== state.tab;
+  $("tools").hidden = $("legend").hidden = state.tab !== "graph";
+}
+function go(change) {
+  const redraw = "pass" in change && change.pass !== state.pass || "every" in change;
+  Object.assign(state, change);
+  const hash = new URLSearchParams({ pass: current().name, tab: state.tab });
+  if (state.node) hash.set("node", state.node);
+  history.replaceState(null, "", "#" + hash);
+  showPasses();
+  showTabs();
+  if (redraw) draw();
+  if (state.tab !== "graph") SHEETS[state.tab]();
+  select();
+}
+function link(name) {
+  return el("a", { className: "node-link mono", textContent: name, onclick: event => { event.stopPropagation(); reveal(name); } });
+}
+function reveal(name, pass = state.pass) {
+  const r = find(name, DATA.passes[pass]);
+  const hide = r && (r.plumbing || r.op === "seed" || r.op === "parameter" || r.op === "buffer");
+  const change = { tab: "graph", node: name, pass };
+  if (hide && !state.every) { $("all").checked = true; change.every = true; }
+  go(change);
+  centre(name);
+}
+
+// ---- drawing
+
+let drawn = null;
+const view = { x: 0, y: 0, k: 1 };
+
+function draw() {
+  const g = drawn = layout(current(), DATA.records, state.every), scene = $("scene");
+  const changed = changedNames();
+  const pad = 26, top = 46;
+  const lane = (x, w, name) => [svg("rect", { class: "lane", x: x - pad, y: -top, width: w + 2 * pad, height: g.height + top + 20, rx: 14 }),
+    Object.assign(svg("text", { class: "lane-name", x: x - pad + 16, y: -top + 25 }), { textContent: name })];
+  scene.replaceChildren(...lane(0, g.forward, "Forward ↓"));
+  if (g.backward) {
+    scene.append(...lane(g.forward + g.gutter, g.backward, "Backward ↑"));
+    const x = g.forward + g.gutter / 2;
+    scene.append(Object.assign(svg("text", { class: "lane-name", x, y: -top + 25, "text-anchor": "middle" }), { textContent: "Saved " + bytes(total(current())) }));
+  }
+  const rank = { "": 0, loss: 0, save: 1, q: 2, reuse: 3 };
+  for (const e of [...g.edges].sort((a, b) => rank[a.cls] - rank[b.cls])) {
+    e.elements = [svg("path", { class: "edge " + e.cls, d: e.path, "data-from": e.from, "data-to": e.to }),
+      svg("path", { class: "arrow " + e.cls, d: "M0 0L-7 -4L-7 4Z", transform: `translate(${e.tip[0]} ${e.tip[1]}) rotate(${e.tip[2]})` })];
+    scene.append(...e.elements);
+  }
+  for (const n of g.nodes.values()) {
+    const r = n.r, io = !r || r.meaning, kind = n.lane === "s" ? "saved" : io ? "io" : r.precision;
+    const title = n.label || (n.lane === "s" ? short(savedLabel(r), 17) : label(r));
+    const type = n.sub || (n.lane === "s" ? bytes(n.nbytes) + " · " + r.type.split(" ")[0] : r ? r.type.split(", float32 []")[0] : "");
+    const space = n.w - 20 - title.length * 8.8 - 8, letters = Math.floor(space / 6.2), module = r && n.lane !== "s" && !io ? r.module : "";
+    const where = module.length <= letters ? module : letters > 4 ? "…" + module.slice(1 - letters) : "";
+    const box = svg("g", { class: `node p-${kind}` + (r && changed.has(r.name) && n.lane !== "s" ? " changed" : ""), transform: `translate(${n.x - n.w / 2} ${n.y})`, "data-key": n.key, "data-name": n.name, tabindex: "-1" },
+      svg("rect", { width: n.w, height: n.h }),
+      Object.assign(svg("text", { class: "label", x: 10, y: 17 }), { textContent: short(title, 17) }),
+      Object.assign(svg("text", { class: "type", x: 10, y: 32 }), { textContent: short(type, n.lane === "s" ? 22 : 23) }));
+    if (where) box.append(Object.assign(svg("text", { class: "module", x: n.w - 8, y: 16 }), { textContent: where }));
+    if (n.reads.length) box.append(Object.assign(svg("text", { class: "reads", x: 10, y: 46 }), { textContent: short("with " + n.reads.join(", "), 27) }));
+    if (n.uses && n.uses.length > 1) box.append(svg("g", { class: "badge", transform: `translate(${n.w - 2} ${n.h - 2})` }, svg("circle", { r: 11 }), Object.assign(svg("text", { y: 4 }), { textContent: "×" + n.uses.length })));
+    n.element = box;
+    box.addEventListener("pointerenter", () => hover(n));
+    box.addEventListener("pointerleave", () => hover(null));
+    scene.append(box);
+  }
+  mark();
+}
+const wide = () => $("canvas").clientWidth || 900, tall = () => $("canvas").clientHeight || 700;
+function move() { $("scene").setAttribute("transform", `translate(${view.x} ${view.y}) scale(${view.k})`); }
+function fit() {
+  const k = Math.min((wide() - 24) / (drawn.width + 60), (tall() - 20) / (drawn.height + 90), 1.3);
+  Object.assign(view, { k, x: (wide() - drawn.width * k) / 2, y: 50 * k + 8 });
+  move();
+}
+// At first the whole width, as long as that can be read.
+function open_() {
+  const k = Math.max(0.5, Math.min((wide() - 24) / (drawn.width + 60), 1.1));
+  Object.assign(view, { k, x: Math.max(14 + 26 * k, (wide() - drawn.width * k) / 2), y: 50 * k + 8 });
+  move();
+}
+function zoom(factor, cx = wide() / 2, cy = tall() / 2) {
+  const k = Math.min(3, Math.max(0.1, view.k * factor)), f = k / view.k;
+  Object.assign(view, { k, x: cx - (cx - view.x) * f, y: cy - (cy - view.y) * f });
+  move();
+}
+function centre(name) {
+  const n = drawn && [...drawn.nodes.values()].find(x => x.name === name);
+  if (!n) return;
+  view.k = Math.max(view.k, 0.8);
+  Object.assign(view, { x: wide() / 2 - n.x * view.k, y: tall() / 2 - (n.y + n.h / 2) * view.k });
+  move();
+}
+function near(n) {
+  $("scene").classList.toggle("focus", !!n);
+  for (const x of drawn.nodes.values()) x.element.classList.remove("near");
+  for (const e of drawn.edges) e.elements.forEach(x => x.classList.remove("near"));
+  if (!n) return;
+  // The copies of a shared tensor pass through what is saved, so a saved value shows its readers too.
+  const show = [n.key], reached = new Set(show);
+  while (show.length) {
+    const key = show.pop();
+    for (const e of drawn.edges) {
+      if (e.from !== key && (e.to !== key || key !== n.key && drawn.nodes.get(key).lane !== "s")) continue;
+      e.elements.forEach(x => x.classList.add("near"));
+      const other = e.from === key ? e.to : e.from;
+      if (!reached.has(other)) { reached.add(other); if (drawn.nodes.get(other).lane === "s") show.push(other); }
+    }
+  }
+  for (const key of reached) drawn.nodes.get(key).element.classList.add("near");
+}
+function hover(n) {
+  near(n);
+  details(n ? n.name : state.node, n);
+}
+function select() {
+  details(state.node);
+  mark();
+}
+function mark() {
+  if (!drawn) return;
+  for (const n of drawn.nodes.values()) n.element.classList.toggle("on", n.name === state.node && state.node !== "");
+}
+
+// ---- details
+
+function details(name, n) {
+  const box = $("details"), r = name && find(name);
+  if (!r) { box.replaceChildren(...about()); return; }
+  const pass = current(), list = recordsOf(pass), saved = pass.saved.find(s => s.name === name);
+  const readers = list.filter(x => x.inputs.includes(name));
+  const rows = [["type", r.type || "–"], ["at call", r.shape], ["memory", r.nbytes ? bytes(r.nbytes) : ""], ["module", r.module ? r.module + (r.layer ? ` (${r.layer})` : "") : r.layer],
+    ["line", r.line], ["half", r.half], ["scale", r.scale], ["error", r.error || ""],
+    ["saved", saved ? (saved.held ? "held by the caller, costs nothing" : bytes(saved.nbytes)) : ""]];
+  const dl = el("dl");
+  for (const [k, v] of rows) if (v) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v, className: k === "type" || k === "line" ? "mono" : "" }));
+  const tags = [r.kind && r.primitive, { quantize: "makes integers", int8: "int8", kept: "kept in full precision" }[r.precision] || r.precision, r.meaning].filter(Boolean);
+  box.replaceChildren(el("h2", { textContent: n && n.lane === "s" ? "Saved value" : r.code ? "Node" : "Input of the graph" }), el("h3", { className: "mono", textContent: name }), ...tags.map(t => el("span", { className: "tag", textContent: t })));
+  const reasons = decisionsOf(name);
+  for (const d of [...reasons].reverse()) box.append(reason(d));
+  box.append(dl);
+  if (n && n.uses && n.uses.length > 1 || r.precision === "quantize") {
+    const uses = copyOf(r, list).readers;
+    box.append(el("h2", { textContent: uses.length > 1 ? "One int8 copy for" : "Read by" }), lines(uses));
+  } else if (readers.length) box.append(el("h2", { textContent: "Read by" }), lines(readers));
+  if (r.inputs.length) box.append(el("h2", { textContent: "Reads" }), lines(r.inputs.map(i => find(i)).filter(x => x && x.precision !== "size" && !/relation_\d+_/.test(x.meaning))));
+  if (r.code) box.append(el("pre", { textContent: `${name} = ${r.code}` }));
+}
+function reason(d) {
+  return el("div", { className: "reason a-" + d.action }, el("b", { textContent: d.action + ": " }), d.reason, el("small", { textContent: d.pass }));
+}
+function lines(records) {
+  return el("div", {}, ...records.map(r => el("div", {}, link(r.name), el("small", { textContent: ` ${r.half}${r.module ? ", " + r.module : ""}` }))));
+}
+function about() {
+  const p = current(), made = DATA.decisions.filter(d => d.pass === p.name), nodes = recordsOf(p);
+  const quantize = nodes.filter(r => r.precision === "quantize").length, calls = nodes.filter(r => r.precision === "int8" && r.kind).length, kept = nodes.filter(r => r.precision === "kept").length;
+  const parts = [el("h2", { textContent: state.pass ? "After pass" : "Before the first pass" }), el("h3", { className: "mono", textContent: p.name })];
+  const dl = el("dl");
+  for (const [k, v] of [["nodes", nodes.length], ["int8", `${calls} primitives`], ["kept", `${kept} primitives`], ["copies", `${quantize} tensors made int8`], ["saved", bytes(total(p))], ["file", p.file]]) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v }));
+  parts.push(dl);
+  for (const [k, v] of Object.entries(p.numbers)) parts.push(el("div", { className: "reason", textContent: `${k}: ${v.toLocaleString("en")}` }));
+  if (made.length) parts.push(el("h2", { textContent: "What it decided" }));
+  for (const d of made) { const line = reason(d); line.lastChild.remove(); line.append(" ", link(present(d))); parts.push(line); }
+  if (!made.length) parts.push(el("p", { textContent: "Point at a box for its reason, shape and source line; click keeps it here." }));
+  return parts;
+}
+// The name under which a decision's node is in the graph after the current pass.
+function present(d) {
+  const parts = d.action === "replaced" ? ["", "_masked", "_gqc"] : ["", "_int8", "_out", "_masked", "_gqc"];
+  return parts.map(x => d.node + x).find(x => find(x)) || d.node;
+}
+// The calls that read an int8 copy, behind the results and reshapes of its quantize node.
+function copyOf(r, list) {
+  const seen = new Set([r.name]), readers = [];
+  let saved = 0;
+  for (const x of list) {
+    if (!x.inputs.some(i => seen.has(i))) continue;
+    if (x.plumbing) seen.add(x.name); else readers.push(x);
+  }
+  for (const s of current().saved) if (seen.has(s.name)) saved += s.nbytes;
+  return { readers, saved };
+}
+
+// ---- sheets
+
+function table(heads, rows) {
+  return el("table", {}, el("thead", {}, el("tr", {}, ...heads.map(h => el("th", { textContent: h })))), el("tbody", {}, ...rows));
+}
+function cell(content, className = "") { return el("td", { className }, content); }
+function pill(action) { return el("span", { className: "pill " + action, textContent: action }); }
+
+const filters = { action: "quantized or kept", half: "", kind: "", pass: "", text: "" };
+const SHEETS = {
+  graph() {},
+  tensors() {
+    const list = recordsOf(current()), rows = list.filter(r => r.precision === "quantize").map(r => {
+      const copy = copyOf(r, list), of = find(r.inputs[0]);
+      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(link(r.inputs[0]), "mono"), cell(of && of.module || r.module || "(model)"), cell(of && (of.meaning || of.line) || r.line), cell(of ? of.type : "", "mono"), cell(width(r), "num"),
+        cell(lines(copy.readers)), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(r.scale.split("; ").pop()));
+    });
+    const intro = rows.length ? "Each row is one int8 copy. Everything that reads the tensor in int8 reads this copy, so its readers in the backward use what the forward has made." : "No tensor is quantized after this pass.";
+    $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(["tensor", "module", "from", "type", "bits", "read in int8 by", "saved", "scale"], rows)));
+  },
+  decisions() {
+    const choices = { action: ["quantized or kept", "quantized", "kept", "shared", "replaced", "found", ""], half: ["", "forward", "backward"],
+      kind: ["", ...new Set(DATA.decisions.map(d => d.kind))], pass: ["", ...new Set(DATA.decisions.map(d => d.pass))] };
+    const body = el("tbody"), count = el("span", { className: "count" });
+    const fill = () => {
+      const shown = DATA.decisions.filter(d => (!filters.action || filters.action.split(" or ").includes(d.action)) && (!filters.half || d.half === filters.half) && (!filters.kind || d.kind === filters.kind) && (!filters.pass || d.pass === filters.pass) && (!filters.text || Object.values(d).join(" ").toLowerCase().includes(filters.text.toLowerCase())));
+      count.textContent = `${shown.length} of ${DATA.decisions.length}`;
+      body.replaceChildren(...shown.map(d => {
+        const pass = DATA.passes.findIndex(p => p.name === d.pass);
+        return el("tr", { className: "row", onclick: () => { go({ pass }); reveal(present(d), pass); } }, cell(pill(d.action)), cell(d.half), cell(d.module || "(model)"), cell(d.kind), cell(d.node, "mono"), cell(d.reason), cell(d.line, "mono"), cell(d.pass));
+      }));
+    };
+    const selects = Object.entries(choices).map(([key, values]) => {
+      const select = el("select", { title: key, onchange: () => { filters[key] = select.value; fill(); } }, ...values.map(v => el("option", { value: v, textContent: v || `every ${key}` })));
+      select.dataset.filter = key;
+      select.value = filters[key];
+      return select;
+    });
+    const text = el("input", { type: "search", placeholder: "module, node, reason", value: filters.text, oninput: () => { filters.text = text.value; fill(); } });
+    fill();
+    $("decisions").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Decisions of all passes" }), el("div", { className: "filters" }, ...selects, text, count), el("table", {}, el("thead", {}, el("tr", {}, ...["", "half", "module", "kind", "node", "reason", "line", "pass"].map(h => el("th", { textContent: h })))), body)));
+  },
+  saved() {
+    const p = current(), cost = p.saved.filter(s => !s.held && s.type.slice(0, 4) !== "size").sort((a, b) => b.nbytes - a.nbytes), most = Math.max(1, ...cost.map(s => s.nbytes));
+    const rows = cost.map(s => {
+      const r = find(s.name), meter = el("span", { className: "meter" });
+      meter.style.width = 100 * s.nbytes / most + "%";
+      return el("tr", { className: "row", onclick: () => reveal(s.name) }, cell(bytes(s.nbytes), "num"), cell(meter, "meter-cell"), cell(link(s.name), "mono"), cell(s.type, "mono"), cell(r && r.module || "(model)"), cell(r ? r.line : "", "mono"));
+    });
+    const held = p.saved.filter(s => s.held).length;
+    $("saved").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: `Saved for the backward after ${p.name}: ${bytes(total(p))}` }),
+      el("p", { textContent: `${bytes(total(DATA.passes[0]))} before the first pass. The cut between the halves is where the fewest bytes cross; ${held} parameters and inputs cross too, which the caller holds anyway.` }), table(["bytes", "", "tensor", "type", "module", "line"], rows)));
+  },
+  code() {
+    const before = state.pass ? new Set(DATA.passes[state.pass - 1].nodes) : new Set(current().nodes);
+    const place = r => [r.module && r.layer ? `${r.module} (${r.layer})` : r.module || r.layer, r.line].filter(Boolean).join(", ");
+    const listing = el("div", { className: "listing mono" }, ...current().nodes.map(i => {
+      const r = DATA.records[i], text = r.code ? `${r.name} = ${r.code}` : r.name, cls = (before.has(i) ? "" : "add ") + (r.name === state.node ? "on" : "");
+      const note = [r.type, r.meaning || place(r), r.kept ? `kept: ${r.kept}` : ""].filter(Boolean).join(" | ");
+      const line = el("span", { className: cls, onclick: () => go({ node: r.name }) }, text, el("em", { textContent: "  # " + note }));
+      line.dataset.node = r.name;
+      return line;
+    }));
+    $("code").replaceChildren(listing);
+    const on = listing.querySelector(".on");
+    if (on) on.scrollIntoView({ block: "center" });
+  },
+  diff() {
+    const text = current().diff || (state.pass ? `# ${current().name} changed nothing` : "# before the first pass");
+    $("diff").replaceChildren(el("div", { className: "listing mono" }, ...text.split("\n").map(l => el("span", { className: l[0] === "+" ? "add" : l[0] === "-" ? "del" : l[0] === "@" ? "at" : "", textContent: l || " " }))));
+  },
+  halves() {
+    $("halves").replaceChildren(el("div", { className: "listing mono" }, ...DATA.halves.code.split("\n").map(l => el("span", { className: /^\s*#/.test(l) ? "comment" : "", textContent: l || " " }))));
+  },
+};
+
+// ---- search
+
+function search() {
+  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean), list = $("hits");
+  const hits = words.length ? recordsOf(current()).filter(r => {
+    const text = [r.name, r.op, r.module, r.layer, r.line, r.type, r.primitive, r.meaning, r.precision, ...decisionsOf(r.name).map(d => d.action + " " + d.reason)].join(" ").toLowerCase();
+    return words.every(w => text.includes(w));
+  }) : [];
+  const names = new Set(hits.map(r => r.name));
+  $("scene").classList.toggle("searching", words.length > 0);
+  for (const n of drawn.nodes.values()) n.element.classList.toggle("hit", names.has(n.name));
+  list.hidden = !words.length;
+  list.replaceChildren(...hits.slice(0, 60).map(r => el("li", { onmousedown: event => { event.preventDefault(); pick(r.name); } }, el("span", { className: "mono", textContent: r.name }), el("small", { textContent: [r.kind ? r.primitive : "", r.module].filter(Boolean).join(", ") }))));
+  if (words.length && !hits.length) list.append(el("li", { className: "none", textContent: "nothing found after this pass" }));
+  else if (hits.length) list.prepend(el("li", { className: "none", textContent: `${hits.length} found` }));
+}
+function pick(name) {
+  $("hits").hidden = true;
+  reveal(name);
+}
+function steps(by) {
+  const items = [...$("hits").querySelectorAll("li:not(.none)")], at = items.findIndex(i => i.classList.contains("on"));
+  items.forEach(i => i.classList.remove("on"));
+  if (items.length) { const next = items[(at + by + items.length) % items.length]; next.classList.add("on"); next.scrollIntoView({ block: "nearest" }); }
+}
+
+// ---- start
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  $("theme").textContent = name === "dark" ? "☀ light" : "☾ dark";
+}
+$("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+$("all").onchange = () => go({ every: $("all").checked });
+$("in").onclick = () => zoom(1.25);
+$("out").onclick = () => zoom(0.8);
+$("fit").onclick = fit;
+$("search").oninput = search;
+$("search").onblur = () => { $("hits").hidden = true; };
+$("search").onfocus = () => { if ($("search").value) search(); };
+$("search").onkeydown = event => {
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); steps(event.key === "ArrowDown" ? 1 : -1); }
+  else if (event.key === "Enter") { const on = $("hits").querySelector("li.on") || $("hits").querySelector("li:not(.none)"); if (on) pick(on.querySelector("span").textContent); }
+  else if (event.key === "Escape") { $("search").value = ""; search(); $("search").blur(); }
+};
+document.addEventListener("keydown", event => {
+  if (/INPUT|SELECT/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") { event.preventDefault(); $("search").focus(); }
+  else if (event.key === "f") fit();
+  else if (event.key === "ArrowDown" && state.pass < last) { event.preventDefault(); go({ pass: state.pass + 1 }); }
+  else if (event.key === "ArrowUp" && state.pass > 0) { event.preventDefault(); go({ pass: state.pass - 1 }); }
+  else if (event.key === "Escape") go({ node: "" });
+});
+{
+  const canvas = $("canvas");
+  let start = null;
+  canvas.addEventListener("wheel", event => {
+    event.preventDefault();
+    const box = canvas.getBoundingClientRect();
+    if (event.ctrlKey || event.metaKey || !event.shiftKey && Math.abs(event.deltaY) >= 60 && !event.deltaX) zoom(Math.exp(-event.deltaY / 500), event.clientX - box.left, event.clientY - box.top);
+    else { view.x -= event.deltaX; view.y -= event.deltaY; move(); }
+  }, { passive: false });
+  canvas.addEventListener("pointerdown", event => { start = { x: event.clientX, y: event.clientY, vx: view.x, vy: view.y, moved: false, node: event.target.closest(".node") }; });
+  window.addEventListener("pointermove", event => {
+    if (!start) return;
+    const dx = event.clientX - start.x, dy = event.clientY - start.y;
+    if (Math.abs(dx) + Math.abs(dy) > 4) { start.moved = true; canvas.classList.add("moving"); }
+    if (start.moved) { Object.assign(view, { x: start.vx + dx, y: start.vy + dy }); move(); }
+  });
+  window.addEventListener("pointerup", () => {
+    if (start && !start.moved) go({ node: start.node ? start.node.dataset.name : "" });
+    start = null;
+    canvas.classList.remove("moving");
+  });
+}
+$("legend").append(...[["quantize", "float → int8"], ["int8", "computes in int8"], ["kept", "kept in full precision"], ["float", "float, not a primitive"], ["saved", "saved for the backward"]].map(([name, text]) => {
+  const i = el("i");
+  i.style.background = `var(--${name})`;
+  i.style.borderColor = `var(--${name}-line)`;
+  return el("span", {}, i, text);
+}), ...[["quantize", "int8 copy with several readers"], ["int8", "int8 values"]].map(([name, text]) => {
+  const i = el("i", { className: "stroke" });
+  i.style.borderColor = `var(--${name}-line)`;
+  return el("span", {}, i, text);
+}), el("span", { textContent: "┄ changed by this pass" }));
+{
+  const [model, ...rest] = DATA.title.split(", ");
+  $("model").textContent = model;
+  $("where").textContent = rest.join(" · ");
+  $("sizes").textContent = Object.entries(DATA.sizes).map(([k, v]) => `${k} = ${v.toLocaleString("en")}`).join("   ");
+  theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const hash = new URLSearchParams(location.hash.slice(1)), pass = DATA.passes.findIndex(p => p.name === hash.get("pass"));
+  Object.assign(state, { pass: pass < 0 ? last : pass, node: hash.get("node") || "", tab: TABS.some(t => t[0] === hash.get("tab")) ? hash.get("tab") : "graph" });
+  draw();
+  go({});
+  open_();
+  if (state.node) centre(state.node);
+}

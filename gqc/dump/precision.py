@@ -1,0 +1,49 @@
+"""In which precision a node computes, as one word that the drawing gives a colour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gqc.passes.primitive import Primitive, ops
+
+QUANTIZE, INT8, KEPT, INDEX, MASK, SIZE = "quantize", "int8", "kept", "index", "mask", "size"
+
+
+def precision(node: fx.Node, primitive: Primitive | None) -> str:
+    """``"quantize"`` makes integers of floats; ``"int8"`` computes on them or holds them; ``"kept"`` is a primitive in
+    full precision. Everything else is called after its dtype: ``"float32"``, ``"bfloat16"``, ..., ``"index"`` for
+    other integers, ``"mask"`` for booleans and packed bits, ``"size"`` for numbers.
+    """
+    if node.target is ops.quantize.default:
+        return QUANTIZE
+    if reads_quantized(node):
+        return INT8
+    if primitive is not None and primitive.kept is not None:
+        return KEPT
+    return _of(node.meta.get("val"))
+
+
+def reads_quantized(node: fx.Node) -> bool:
+    """Whether an op takes an operand as integers with a scale."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.name == "gqc::dequantize":
+        return False
+    given = zip(schema.arguments, node.args, strict=False)
+    return any(argument.name.endswith("_scale") and isinstance(value, fx.Node) for argument, value in given)
+
+
+def _of(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return _of(value[0]) if value else SIZE
+    if not isinstance(value, Tensor):
+        return SIZE
+    if value.dtype is torch.int8:
+        return INT8
+    if value.dtype in (torch.bool, torch.uint8):
+        return MASK
+    if not (value.dtype.is_floating_point or value.dtype.is_complex):
+        return INDEX
+    return str(value.dtype).removeprefix("torch.")

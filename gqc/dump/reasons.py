@@ -1,0 +1,40 @@
+"""Every decision of the passes with the place in the model that it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gqc.dump.snapshot import NodeRecord, Snapshot
+
+_REPLACES = re.compile(r"_(int8|out|masked|gqc)(_\d+)?$")
+_HOLDS = re.compile(r"_(quantized|int8|scale)(_\d+)?$")
+"""What passes append to the name of a node that they replace, and to that of a tensor of which they make a copy."""
+
+
+def reasons(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """One entry a decision, in the order in which they were taken.
+
+    Keys: ``pass``, ``node``, ``module``, ``line``, ``half``, ``kind``, ``action``, ``reason``.
+    """
+    lines: dict[str, str] = {}
+    entries = []
+    for snapshot in snapshots:
+        lines |= {n.name: n.line for n in snapshot.nodes}
+        for d in snapshot.report.decisions:
+            line = lines.get(d.node, "")
+            entry = {"pass": snapshot.report.name, "node": d.node, "module": d.module, "line": line}
+            entry |= {"half": d.half, "kind": d.primitive, "action": d.action, "reason": d.reason}
+            entries.append(entry)
+    return entries
+
+
+def about(node: NodeRecord, entries: Sequence[dict[str, Any]]) -> list[int]:
+    """Positions of the entries about a node, or about the node that it replaces."""
+    copied = _HOLDS.sub("", node.name) if not node.kind else node.name
+    names = {node.name, copied}
+    if copied == node.name:
+        while names != (names := names | {_REPLACES.sub("", name) for name in names}):
+            pass
+    return [i for i, entry in enumerate(entries) if entry["node"] in names]

@@ -1,0 +1,182 @@
+"""Where dumps go, what stays there, and what happens when that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import networkx
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gqc
+from gqc.dump import write_dump
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).relu())
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {str(f.relative_to(folder)): f.read_text() for f in folder.rglob("*") if f.is_file()}
+
+
+def train(model: nn.Module) -> None:
+    model(torch.randn(10, 8)).sum().backward()
+
+
+def test_a_variant_has_a_folder(tmp_path):
+    model = gqc.compile(MLP(), min_size=0, dump=tmp_path)
+    train(model)
+    with torch.no_grad():
+        model.eval()(torch.randn(10, 8))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["variant1_train", "variant2_eval"]
+    stage = tmp_path / "variant1_train" / "stage1"
+    programs, diffs = sorted(stage.glob("*.py")), sorted(stage.glob("*.diff"))
+    assert len(programs) == len(diffs) + 2  # the first graph and the halves have none
+    assert [p.name[:3] for p in programs] == [f"{i:02}_" for i in range(len(programs))]
+    assert programs[0].name == "00_joint.py"
+    assert programs[-1].name.endswith("_halves.py")
+    assert {"reasons.json", "graph.graphml", "index.html"} <= {p.name for p in stage.iterdir()}
+
+
+def test_reasons_are_those_of_explain(tmp_path):
+    model = gqc.compile(MLP(), min_size=0, dump=tmp_path)
+    train(model)
+    ((variant,),) = gqc.state_of(model).variants.values()
+    decided = json.loads((tmp_path / "variant1_train/stage1/reasons.json").read_text())
+    expected = [(r.name, d.node, d.action, d.reason) for r in variant.steps[0].reports for d in r.decisions]
+    assert [(d["pass"], d["node"], d["action"], d["reason"]) for d in decided["decisions"]] == expected
+    assert {"gemm"} <= {d["kind"] for d in decided["decisions"]}
+    forward = [d for d in decided["decisions"] if d["half"] == "forward" and d["kind"] == "gemm"]
+    assert all(d["line"].startswith("test_folder.py:") for d in forward)
+    saved = sum(s["nbytes"] for s in decided["saved"])
+    assert saved == sum(s.nbytes() for s in variant.steps[0].saved)
+
+
+def test_graphml_holds_the_graph(tmp_path):
+    model = gqc.compile(MLP(), min_size=0, dump=tmp_path)
+    train(model)
+    ((variant,),) = gqc.state_of(model).variants.values()
+    graph = networkx.read_graphml(tmp_path / "variant1_train/stage1/graph.graphml")
+    nodes = {n.name: n for n in variant.steps[0].joint.graph.nodes if n.op != "output"}
+    assert set(graph.nodes) == set(nodes)
+    assert set(graph.edges) == {(i.name, n.name) for n in nodes.values() for i in n.all_input_nodes}
+    assert networkx.is_directed_acyclic_graph(graph)
+    kinds = {data["precision"] for _, data in graph.nodes(data=True)}
+    assert {"quantize", "int8", "kept", "float32"} <= kinds
+    quantized = [e for e in graph.edges(data=True) if e[2]["quantized"]]
+    assert quantized
+    assert any(e[2]["saved"] for e in graph.edges(data=True))
+
+
+def test_two_runs_write_the_same(tmp_path):
+    for run in ("one", "two"):
+        torch.manual_seed(0)
+        train(gqc.compile(MLP(), min_size=0, dump=tmp_path / run))
+    assert texts(tmp_path / "one") == texts(tmp_path / "two")
+
+
+def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path):
+    first = gqc.compile(MLP(), min_size=0, dump=tmp_path)
+    train(first)
+    first.eval()(torch.randn(10, 8))
+    mine = tmp_path / "variant2_eval" / "stage1" / "notes.txt"
+    mine.write_text("mine")
+    (tmp_path / "variant1_train" / "stage1" / "99_other_pass.py").write_text("left over")
+    (tmp_path / "data.py").write_text("mine")
+    train(gqc.compile(MLP(), min_size=0, dump=tmp_path))
+    assert not (tmp_path / "variant1_train" / "stage1" / "99_other_pass.py").exists()
+    assert [p.name for p in (tmp_path / "variant2_eval" / "stage1").iterdir()] == ["notes.txt"]
+    assert (tmp_path / "data.py").read_text() == "mine"
+
+
+def test_a_file_in_the_way_is_an_error_of_compile(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(gqc.DumpError, match=r"taken'.*is a file; name a folder"):
+        gqc.compile(MLP(), dump=tmp_path / "taken")
+    with pytest.raises(gqc.DumpError, match="is a file"):
+        gqc.compile(MLP(), dump=tmp_path / "taken" / "below")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_an_error_of_compile(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(gqc.DumpError, match="no permission"):
+        gqc.compile(MLP(), dump=tmp_path)
+
+
+def test_a_dump_that_fails_leaves_training_alone(tmp_path):
+    folder = tmp_path / "dump"
+    model = gqc.compile(MLP(), min_size=0, dump=folder)
+    folder.rmdir()
+    folder.write_text("somebody else's file")
+    with pytest.warns(gqc.DumpWarning, match="training goes on"):
+        train(model)
+    assert gqc.state_of(model).num_variants == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model)
+
+
+def test_a_graph_that_cannot_be_recorded_leaves_training_alone(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("in the dump")
+
+    monkeypatch.setattr("gqc.dump.stage.take", fail)
+    model = gqc.compile(MLP(), min_size=0, dump=tmp_path)
+    with pytest.warns(gqc.DumpWarning, match="ZeroDivisionError: in the dump") as caught:
+        train(model)
+    assert len([w for w in caught if w.category is gqc.DumpWarning]) == 1
+    assert gqc.state_of(model).num_variants == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_variable_gives_each_model_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("GQC_DUMP", str(tmp_path))
+    models = [gqc.compile(MLP(), min_size=0) for _ in range(2)]
+    for model in models:
+        train(model)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["MLP", "MLP_2"]
+    assert all((p / "variant1_train/stage1/index.html").is_file() for p in tmp_path.iterdir())
+    named = gqc.compile(MLP(), min_size=0, dump=tmp_path / "named")
+    train(named)
+    assert (tmp_path / "named/variant1_train").is_dir()
+
+
+def test_without_dump_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("GQC_DUMP", raising=False)
+    monkeypatch.chdir(tmp_path)
+    model = gqc.compile(MLP(), min_size=0)
+    train(model)
+    assert gqc.state_of(model).dumper is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_write_dump(tmp_path):
+    model = MLP()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    (page,) = write_dump(model, (torch.randn(10, 8),), tmp_path, policy=gqc.Policy(min_size=0))
+    assert page == tmp_path / "variant1_train/stage1/index.html"
+    assert page.is_file()
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_write_dump_of_a_model_that_runs_eagerly(tmp_path):
+    class Seeds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.manual_seed(0)
+            return x + 1
+
+    with pytest.warns(gqc.FallbackWarning), pytest.raises(gqc.DumpError, match=r"no graph to dump.*seeds"):
+        write_dump(Seeds(), (torch.randn(3),), tmp_path)
