@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class StageDump:
         self.snapshots: list[Snapshot] = []
         self._names: Names | None = None
         self._programs: list[str] = []
-        self._halves = ""
+        self._halves = self._graphml = ""
 
     def watch(self, joint: JointGraph, report: Report) -> None:
         """Record the graph after a pass; see :data:`gqc.passes.pipeline.Watch`."""
@@ -49,6 +50,7 @@ class StageDump:
         self._programs.append(joint_program(snapshot, inputs, relations, about))
         about = f"{self.title}: the two halves that run.\n\n{_RUN.format(sizes=self._sizes, call='both')}"
         self._halves = halves_program(snapshot, inputs, relations, about)
+        self._graphml = graphml(joint, snapshot)
 
     def write(self, folder: Path) -> Path:
         """Write all files into a folder, which is made; returns the page.
@@ -68,7 +70,7 @@ class StageDump:
         _write(folder / halves, self._halves)
         entries = reasons(self.snapshots)
         _write(folder / "reasons.json", json.dumps(self._reasons(entries), indent=1, ensure_ascii=False) + "\n")
-        _write(folder / "graph.graphml", graphml(self.snapshots[-1]))
+        _write(folder / "graph.graphml", self._graphml)
         assert self._names is not None
         index = folder / "index.html"
         files = [f"{name}.py" for name in names]
@@ -87,6 +89,7 @@ class StageDump:
             "stage": self.title,
             "decisions": entries,
             "numbers": {s.report.name: s.report.numbers for s in self.snapshots if s.report.numbers},
+            "int8_copies": [asdict(life) for s in self.snapshots for life in s.report.lifetimes],
             "saved": [{"node": s.name, "type": s.type, "nbytes": s.nbytes, "held": s.held} for s in last.saved],
         }
 

@@ -68,15 +68,13 @@ def test_graphml_holds_the_graph(tmp_path):
     train(model)
     ((variant,),) = gqc.state_of(model).variants.values()
     graph = networkx.read_graphml(tmp_path / "variant1_train/stage1/graph.graphml")
-    nodes = {n.name: n for n in variant.steps[0].joint.graph.nodes if n.op != "output"}
-    assert set(graph.nodes) == set(nodes)
-    assert set(graph.edges) == {(i.name, n.name) for n in nodes.values() for i in n.all_input_nodes}
+    nodes = variant.steps[0].joint.graph.nodes
+    assert {n.name for n in nodes if n.op == "placeholder"} <= set(graph.nodes)
+    assert {"addmm_int8()", "addmm_out", "input_0_int8"} <= set(graph.nodes)
     assert networkx.is_directed_acyclic_graph(graph)
-    kinds = {data["precision"] for _, data in graph.nodes(data=True)}
-    assert {"quantize", "int8", "kept", "float32"} <= kinds
-    quantized = [e for e in graph.edges(data=True) if e[2]["quantized"]]
-    assert quantized
-    assert any(e[2]["saved"] for e in graph.edges(data=True))
+    assert graph.nodes["addmm_int8()"]["line"].startswith("test_folder.py:")
+    saved = {name: data["saved"] for name, data in graph.nodes(data=True) if data.get("saved")}
+    assert saved == {s.name: s.nbytes() for s in variant.steps[0].saved if s.nbytes()}
 
 
 def test_two_runs_write_the_same(tmp_path):

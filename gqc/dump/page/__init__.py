@@ -50,6 +50,7 @@ def page(
                 "forward": [i for i, n in enumerate(snapshot.nodes) if n.name in snapshot.forward],
                 "backward": [i for i, n in enumerate(snapshot.nodes) if n.name in snapshot.backward],
                 "numbers": snapshot.report.numbers,
+                "lifetimes": {life.producer: str(life) for life in snapshot.report.lifetimes},
             }
         )
     records = [asdict(n) | {"primitive": n.primitive, "about": about(n, entries)} for n in numbers]

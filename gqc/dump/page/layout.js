@@ -18,7 +18,7 @@ function visibleGraph(pass, records, every) {
   const inForward = new Set(pass.forward.map(i => list[i].name)), inBackward = new Set(pass.backward.map(i => list[i].name));
   const saved = new Map(pass.saved.map(s => [s.name, s]));
   const isParameter = r => r.op === "parameter" || r.op === "buffer";
-  const hidden = r => !every && (r.plumbing || r.op === "seed" || isParameter(r));
+  const hidden = r => r.op === "input" && r.plumbing || !every && (r.plumbing || r.op === "seed" || isParameter(r));
   const nodes = new Map(), edges = new Map();
 
   function add(key, r, lane, extra) {

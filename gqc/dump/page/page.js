@@ -58,7 +58,7 @@ function showPasses() {
   nav.replaceChildren(el("h2", { textContent: "Passes" }));
   DATA.passes.forEach((p, i) => {
     const made = DATA.decisions.filter(d => d.pass === p.name);
-    const counts = ["quantized", "kept", "shared", "replaced", "found"].map(a => [a, made.filter(d => d.action === a).length]).filter(c => c[1]);
+    const counts = [...new Set(made.map(d => d.action))].map(a => [a, made.filter(d => d.action === a).length]).filter(c => c[1]);
     const before = i ? new Set(DATA.passes[i - 1].nodes) : null;
     const changes = before ? p.nodes.filter(n => !before.has(n)).length : p.nodes.length;
     const what = counts.length ? counts.map(c => c[1] + " " + c[0]).join(", ") : i ? (changes ? changes + " nodes changed" : "no change") : changes + " nodes as captured";
@@ -163,7 +163,7 @@ function fit() {
 }
 // At first the whole width, as long as that can be read.
 function open_() {
-  const k = Math.max(0.5, Math.min((wide() - 24) / (drawn.width + 60), 1.1));
+  const k = Math.max(0.44, Math.min((wide() - 24) / (drawn.width + 60), 1.1));
   Object.assign(view, { k, x: Math.max(14 + 26 * k, (wide() - drawn.width * k) / 2), y: 50 * k + 8 });
   move();
 }
@@ -218,7 +218,7 @@ function details(name, n) {
   const pass = current(), list = recordsOf(pass), saved = pass.saved.find(s => s.name === name);
   const readers = list.filter(x => x.inputs.includes(name));
   const rows = [["type", r.type || "–"], ["at call", r.shape], ["memory", r.nbytes ? bytes(r.nbytes) : ""], ["module", r.module ? r.module + (r.layer ? ` (${r.layer})` : "") : r.layer],
-    ["line", r.line], ["half", r.half], ["scale", r.scale], ["error", r.error || ""],
+    ["line", r.line], ["half", r.half], ["scale", r.scale], ["lives", lifetime(name)],
     ["saved", saved ? (saved.held ? "held by the caller, costs nothing" : bytes(saved.nbytes)) : ""]];
   const dl = el("dl");
   for (const [k, v] of rows) if (v) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v, className: k === "type" || k === "line" ? "mono" : "" }));
@@ -233,6 +233,11 @@ function details(name, n) {
   } else if (readers.length) box.append(el("h2", { textContent: "Read by" }), lines(readers));
   if (r.inputs.length) box.append(el("h2", { textContent: "Reads" }), lines(r.inputs.map(i => find(i)).filter(x => x && x.precision !== "size" && !/relation_\d+_/.test(x.meaning))));
   if (r.code) box.append(el("pre", { textContent: `${name} = ${r.code}` }));
+}
+// From where to where an int8 copy lives, as the last pass that says so has it.
+function lifetime(name) {
+  const told = DATA.passes.slice(0, state.pass + 1).map(p => p.lifetimes[name]).filter(Boolean);
+  return told.length ? told.pop().replace(/^.*?: /, "") : "";
 }
 function reason(d) {
   return el("div", { className: "reason a-" + d.action }, el("b", { textContent: d.action + ": " }), d.reason, el("small", { textContent: d.pass }));
@@ -291,7 +296,7 @@ const SHEETS = {
     $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(["tensor", "module", "from", "type", "bits", "read in int8 by", "saved", "scale"], rows)));
   },
   decisions() {
-    const choices = { action: ["quantized or kept", "quantized", "kept", "shared", "replaced", "found", ""], half: ["", "forward", "backward"],
+    const choices = { action: ["quantized or kept", ...new Set(DATA.decisions.map(d => d.action)), ""], half: ["", "forward", "backward"],
       kind: ["", ...new Set(DATA.decisions.map(d => d.kind))], pass: ["", ...new Set(DATA.decisions.map(d => d.pass))] };
     const body = el("tbody"), count = el("span", { className: "count" });
     const fill = () => {
@@ -299,7 +304,7 @@ const SHEETS = {
       count.textContent = `${shown.length} of ${DATA.decisions.length}`;
       body.replaceChildren(...shown.map(d => {
         const pass = DATA.passes.findIndex(p => p.name === d.pass);
-        return el("tr", { className: "row", onclick: () => { go({ pass }); reveal(present(d), pass); } }, cell(pill(d.action)), cell(d.half), cell(d.module || "(model)"), cell(d.kind), cell(d.node, "mono"), cell(d.reason), cell(d.line, "mono"), cell(d.pass));
+        return el("tr", { className: "row", onclick: () => { go({ pass }); reveal(present(d), pass); } }, cell(pill(d.action)), cell(d.half), cell(d.module || "(model)"), cell(d.kind), cell(d.node, "mono"), cell(d.reason, "wide"), cell(d.line, "mono"));
       }));
     };
     const selects = Object.entries(choices).map(([key, values]) => {
@@ -310,7 +315,7 @@ const SHEETS = {
     });
     const text = el("input", { type: "search", placeholder: "module, node, reason", value: filters.text, oninput: () => { filters.text = text.value; fill(); } });
     fill();
-    $("decisions").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Decisions of all passes" }), el("div", { className: "filters" }, ...selects, text, count), el("table", {}, el("thead", {}, el("tr", {}, ...["", "half", "module", "kind", "node", "reason", "line", "pass"].map(h => el("th", { textContent: h })))), body)));
+    $("decisions").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Decisions of all passes" }), el("div", { className: "filters" }, ...selects, text, count), el("table", {}, el("thead", {}, el("tr", {}, ...["", "half", "module", "kind", "node", "reason", "line"].map(h => el("th", { textContent: h })))), body)));
   },
   saved() {
     const p = current(), cost = p.saved.filter(s => !s.held && s.type.slice(0, 4) !== "size").sort((a, b) => b.nbytes - a.nbytes), most = Math.max(1, ...cost.map(s => s.nbytes));

@@ -1,0 +1,237 @@
+"""The page of a dump in a real browser, without network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("browser")  # one process starts the browser that all tests here use
+
+FLAGS = """
+    --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,900
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator:
+    """A headless Chromium that cannot reach any network; skips where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'gqc[dev]'")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromedriver: apt install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")  # no network
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield started
+    started.quit()
+
+
+class Page:
+    """A dump in the browser."""
+
+    def __init__(self, browser, path: Path) -> None:
+        self.browser = browser
+        browser.get("about:blank")
+        browser.get_log("browser")
+        browser.get(path.as_uri())
+
+    def all(self, selector: str) -> list:
+        return self.browser.find_elements("css selector", selector)
+
+    def one(self, selector: str):
+        return self.browser.find_element("css selector", selector)
+
+    def text(self, selector: str) -> str:
+        return self.one(selector).text
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+    def box(self, name: str):
+        return self.one(f'.node[data-name="{name}"]')
+
+    def hover(self, element) -> None:
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.browser).move_to_element(element).perform()
+
+    def rest(self) -> None:
+        """Move the pointer off the drawing."""
+        self.hover(self.one("header .title"))
+
+    def edges(self, *classes: str) -> set[tuple[str, str]]:
+        found = self.all("".join(f".{c}" for c in ("edge", *classes)))
+        return {(e.get_attribute("data-from"), e.get_attribute("data-to")) for e in found}
+
+
+BOTH = pytest.mark.parametrize("page", ["gat", "rgcn"], indirect=True)
+
+
+@pytest.fixture
+def page(request, browser, dumped) -> Iterator[Page]:
+    _, folder = dumped(getattr(request, "param", "gat"))
+    shown = Page(browser, folder / "stage1" / "index.html")
+    shown.stage = folder / "stage1"
+    yield shown
+    assert shown.errors() == []
+
+
+@BOTH
+def test_every_pass_can_be_clicked(page):
+    names = [b.get_attribute("data-pass") for b in page.all("#passes button")]
+    assert names == [f.stem[3:] for f in sorted(page.stage.glob("[0-9][0-9]_*.py"))][:-1]
+    assert names[0] == "joint"
+    drawn = set()
+    for name in names:
+        page.one(f'#passes button[data-pass="{name}"]').click()
+        assert page.text("#details h3") == name
+        assert page.one("#passes button.on").get_attribute("data-pass") == name
+        boxes = {b.get_attribute("data-name") for b in page.all(".node")}
+        assert len(boxes) > 10
+        drawn |= boxes
+        for tab in [b.get_attribute("data-tab") for b in page.all("#tabs button")]:
+            page.one(f'#tabs button[data-tab="{tab}"]').click()
+            assert page.one(f"#{tab}").is_displayed()
+        page.one('#tabs button[data-tab="graph"]').click()
+    assert any(name.endswith("_quantized") for name in drawn)
+
+
+@BOTH
+def test_saved_values_stand_between_the_halves(page):
+    decided = json.loads((page.stage / "reasons.json").read_text())
+    expected = {s["node"] for s in decided["saved"] if s["nbytes"] > 8}
+    assert expected
+    shown = {b.get_attribute("data-name"): b for b in page.all(".node.p-saved")}
+    assert set(shown) == expected
+    edges = page.edges("save") | page.edges("q") | page.edges("reuse")
+    for name, box in shown.items():
+        assert re.search(r"[\d.]+ (B|kB|MB)", box.get_attribute("textContent"))
+        assert any(to == f"s:{name}" and source.startswith("f:") for source, to in edges), name
+        assert any(source == f"s:{name}" and to.startswith("b:") for source, to in edges), name
+    total = sum(s["nbytes"] for s in decided["saved"])
+    page.one('#tabs button[data-tab="saved"]').click()
+    assert f"{total / 1024:.1f} kB" in page.text("#saved h2")
+
+
+@BOTH
+def test_shared_copies_are_highlighted(page):
+    decided = json.loads((page.stage / "reasons.json").read_text())
+    shared = [d for d in decided["decisions"] if d["action"] == "shared"]
+    assert shared
+    reuse = page.edges("reuse")
+    for decision in shared:
+        readers = decision["reason"].split(" for ")[1].split(", ")
+        assert {to[2:] for _, to in reuse} >= set(readers)
+        badge = page.one(f'.node[data-name="{decision["node"]}_quantized"] .badge')
+        assert badge.get_attribute("textContent") == f"×{len(readers)}"
+
+
+@BOTH
+def test_hovering_tells_the_reason(page):
+    decided = json.loads((page.stage / "reasons.json").read_text())
+    kept = next(d for d in decided["decisions"] if d["action"] == "kept" and "output layer" in d["reason"])
+    page.one("#fit").click()
+    page.hover(page.box(kept["node"]))
+    told = page.text("#details")
+    assert kept["reason"] in told
+    assert kept["line"] in told
+    assert kept["module"] in told
+    assert "kept in full precision" in told
+    quantized = next(d for d in decided["decisions"] if d["action"] == "quantized")
+    page.hover(page.box(f"{quantized['node']}_int8"))
+    assert quantized["reason"] in page.text("#details")
+    page.hover(page.one(".node.p-quantize"))
+    assert "scale = absmax / 127" in page.text("#details")
+
+
+def test_a_click_keeps_the_details(page):
+    page.one("#fit").click()
+    name = page.one(".node.p-kept").get_attribute("data-name")
+    page.box(name).click()
+    page.rest()
+    assert page.text("#details h3") == name
+    assert page.box(name).get_attribute("class").split()[-1] == "on"
+    page.one("#details .node-link").click()
+    assert page.text("#details h3") != name
+
+
+@BOTH
+def test_search(page):
+    from selenium.webdriver import Keys
+
+    box = page.one("#search")
+    box.send_keys("output layer")
+    hits = [name.text for name in page.all("#hits li:not(.none) .mono")]
+    decided = json.loads((page.stage / "reasons.json").read_text())["decisions"]
+    assert set(hits) == {d["node"] for d in decided if "output layer" in d["reason"]}
+    assert {b.get_attribute("data-name") for b in page.all(".node.hit")} == set(hits)
+    box.send_keys(Keys.ENTER)
+    page.rest()
+    assert page.text("#details h3") == hits[0]
+    box.clear()
+    box.send_keys("sym_size")  # left out of the drawing, drawn when it is picked
+    box.send_keys(Keys.ENTER)
+    assert page.one("#all").is_selected()
+    assert page.box(page.text("#details h3"))
+    box.clear()
+    box.send_keys("no such node")
+    assert "nothing found" in page.text("#hits")
+
+
+def test_the_table_of_decisions_can_be_filtered(page):
+    from selenium.webdriver.support.ui import Select
+
+    decisions = json.loads((page.stage / "reasons.json").read_text())["decisions"]
+    page.one('#tabs button[data-tab="decisions"]').click()
+
+    def rows():
+        return [r.text for r in page.all("#decisions tbody tr")]
+
+    assert len(rows()) == sum(d["action"] in ("quantized", "kept") for d in decisions)
+    Select(page.one("#decisions select[data-filter=half]")).select_by_value("backward")
+    Select(page.one("#decisions select[data-filter=action]")).select_by_value("kept")
+    expected = [d for d in decisions if d["action"] == "kept" and d["half"] == "backward"]
+    assert len(rows()) == len(expected)
+    assert all("kept" in row and "backward" in row for row in rows())
+    page.all("#decisions tbody tr")[0].click()
+    page.rest()
+    assert page.text("#details h3") == expected[0]["node"]
+    assert page.one("#graph").is_displayed()
+
+
+def test_nothing_is_fetched(page):
+    html = (page.stage / "index.html").read_text()
+    assert not re.search(r"""(src|href)=["'](?!data:)""", html)
+    assert "import(" not in html
+    assert not re.search(r"https?://(?!www\.w3\.org/)", html)
+
+
+def test_zoom_pan_and_theme(page):
+    def transform():
+        return page.one("#scene").get_attribute("transform")
+
+    at_first = transform()
+    page.one("#in").click()
+    zoomed = transform()
+    assert zoomed != at_first
+    from selenium.webdriver import ActionChains
+
+    empty = page.one("#canvas")
+    ActionChains(page.browser).move_to_element_with_offset(empty, -300, 300).click_and_hold().move_by_offset(
+        40, -60
+    ).release().perform()
+    assert transform() != zoomed
+    theme = page.one("html").get_attribute("data-theme")
+    page.one("#theme").click()
+    assert page.one("html").get_attribute("data-theme") != theme
