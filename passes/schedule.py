@@ -22,9 +22,9 @@ def schedule(joint: JointGraph, policy: Policy) -> Report:
     """Order the readers of one int8 copy next to each other, so that it is in the cache when the next one reads it.
 
     Requires: the int8 copies as :func:`share_quantized` leaves them.
-    Does: moves a reader up to the one before it in the same half, if all that it still waits for is int8 copies of
-        tensors that are there, views and sizes. Other work is not pulled forward, because its results would wait in
-        memory; those of the reader do.
+    Does: moves a reader over other work up to the one before it in the same half, if all that it still waits for is
+        int8 copies of tensors that are there, views and sizes. Other work is not pulled forward, because its results
+        would wait in memory; those of the reader do.
     Ensures: every node runs after what it reads. Nothing crosses an in-place update, and random ops keep their order,
         so every value stays the same.
     """
@@ -35,12 +35,12 @@ def schedule(joint: JointGraph, policy: Policy) -> Report:
         for node in segment:
             placed.place(node)
             for sibling, copy in siblings.get(node, ()):
-                missing = placed.missing(sibling)
-                if placed.waits(sibling) and all(map(_is_light, missing)):
-                    skipped = segment[segment.index(node) + 1 : segment.index(sibling)]
+                if not placed.waits(sibling) or not all(map(_is_light, placed.missing(sibling))):
+                    continue
+                between = segment[segment.index(node) + 1 : segment.index(sibling)]
+                if any(placed.waits(n) and not _is_light(n) for n in between):
                     placed.place(sibling)
-                    if any(map(placed.waits, skipped)):
-                        report.decisions.append(_decision(sibling, node, copy))
+                    report.decisions.append(_decision(sibling, node, copy))
         anchor = segment[-1].next
         for node in placed.order:
             anchor.prepend(node)

@@ -73,7 +73,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "share_quantized": (sage, {}),
     "draw_masks": (Dropped, {}),
     "save_masks": (perceptron, {}),
-    "schedule": (sage, {}),
+    "schedule": (MODELS["rgcn"], {}),
 }
 """Model and policy that show a pass; what the pass does to it is in the page."""
 
