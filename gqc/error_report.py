@@ -109,6 +109,18 @@ def error_report(
         TypeError: the model did not come from :func:`gqc.compile`.
         CaptureError: calls of this kind run in eager full precision, so there is nothing to compare.
     """
+    report = measure_errors(model, inputs, kwargs, loss_fn)
+    Console().print(report)
+    return report
+
+
+def measure_errors(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[[Any], Tensor] | None = None,
+) -> ErrorReport:
+    """What :func:`error_report` prints."""
     state = state_of(model)
     with _undone(state.model, state.seed):
         variant, call = state.variant_of(inputs, kwargs)
@@ -117,9 +129,7 @@ def error_report(
         recorder.differentiate(result, loss_fn, [*state.model.parameters(), *call.flat])
         nodes = [error for stage in recorder.stages for error in stage.errors(state.seed)]
     nodes.sort(key=lambda n: (not math.isnan(n.relative), -n.relative))
-    report = ErrorReport(type(model).__name__, tuple(nodes))
-    Console().print(report)
-    return report
+    return ErrorReport(type(model).__name__, tuple(nodes))
 
 
 @contextmanager

@@ -25,6 +25,10 @@ class Dumper:
         folder: where to; made if missing. Variants that an earlier run has dumped there are removed.
         model: class name of the model.
 
+    Attributes:
+        variants: how many were written.
+        stages: their stages and the folder of each.
+
     Raises:
         DumpError: nothing can be written there.
     """
@@ -33,7 +37,7 @@ class Dumper:
         self.folder = prepare(Path(folder))
         self.model = model
         self.variants = 0
-        self.pages: list[Path] = []
+        self.stages: list[tuple[StageDump, Path]] = []
 
     @classmethod
     def of(cls, dump: str | os.PathLike[str] | None, model: str) -> Dumper | None:
@@ -82,7 +86,9 @@ class VariantDump:
             remove_earlier(dumper.folder)
         dumper.variants += 1
         for number, stage in sorted(self.stages.items()):
-            dumper.pages.append(stage.write(dumper.folder / self.name / f"stage{number}"))
+            folder = dumper.folder / self.name / f"stage{number}"
+            stage.write(folder)
+            dumper.stages.append((stage, folder))
 
     def _try(self, step: Callable[[], None]) -> None:
         if self.failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,12 @@ class StageDump:
         self._halves = halves_program(snapshot, inputs, relations, about)
         self._graphml = graphml(joint, snapshot)
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path, errors: Mapping[str, str] | None = None) -> Path:
         """Write all files into a folder, which is made; returns the page.
+
+        Args:
+            folder: where to.
+            errors: for nodes of the last graph, how far they are from full precision; the page shows it.
 
         Raises:
             OSError: a file cannot be written.
@@ -74,8 +78,18 @@ class StageDump:
         assert self._names is not None
         index = folder / "index.html"
         files = [f"{name}.py" for name in names]
-        texts = page(self.title, self.snapshots, files, diffs, entries, self._names.sizes.values, halves, self._halves)
-        _write(index, texts)
+        text = page(
+            self.title,
+            self.snapshots,
+            files,
+            diffs,
+            entries,
+            self._names.sizes.values,
+            halves,
+            self._halves,
+            errors or {},
+        )
+        _write(index, text)
         return index
 
     @property

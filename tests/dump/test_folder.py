@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -81,7 +82,9 @@ def test_two_runs_write_the_same(tmp_path):
     for run in ("one", "two"):
         torch.manual_seed(0)
         train(gqc.compile(MLP(), min_size=0, dump=tmp_path / run))
-    assert texts(tmp_path / "one") == texts(tmp_path / "two")
+    one = texts(tmp_path / "one")
+    assert "variant1_train/stage1/index.html" in one
+    assert one == texts(tmp_path / "two")
 
 
 def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path):
@@ -93,6 +96,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path):
     (tmp_path / "variant1_train" / "stage1" / "99_other_pass.py").write_text("left over")
     (tmp_path / "data.py").write_text("mine")
     train(gqc.compile(MLP(), min_size=0, dump=tmp_path))
+    assert (tmp_path / "variant1_train" / "stage1" / "index.html").is_file()
     assert not (tmp_path / "variant1_train" / "stage1" / "99_other_pass.py").exists()
     assert [p.name for p in (tmp_path / "variant2_eval" / "stage1").iterdir()] == ["notes.txt"]
     assert (tmp_path / "data.py").read_text() == "mine"
@@ -178,3 +182,16 @@ def test_write_dump_of_a_model_that_runs_eagerly(tmp_path):
 
     with pytest.warns(gqc.FallbackWarning), pytest.raises(gqc.DumpError, match=r"no graph to dump.*seeds"):
         write_dump(Seeds(), (torch.randn(3),), tmp_path)
+
+
+def test_write_dump_with_errors(tmp_path):
+    args, policy = (torch.randn(10, 8),), gqc.Policy(min_size=0)
+    model = MLP()
+    (page,) = write_dump(model, args, tmp_path, policy=policy, errors=True)
+    data = json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])
+    shown = {data["records"][i]["name"] for i in data["passes"][-1]["nodes"]}
+    assert {"input_0_quantized", "addmm_int8", "addmm_1"} <= set(data["errors"]) <= shown
+    assert all(text.endswith("cosine 1.00000") or "0.9" in text for text in data["errors"].values())
+    relative, own = (float(x) for x in re.findall(r"([\d.]+)%", data["errors"]["input_0_quantized"]))
+    assert 0 < relative == own < 5
+    assert all(p.grad is None for p in model.parameters())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ def page(
     sizes: dict[str, int],
     halves_file: str,
     halves: str,
+    errors: Mapping[str, str],
 ) -> str:
     """The page of one stage: template, style, script and data in one text.
 
@@ -33,6 +34,7 @@ def page(
         entries: all decisions, see :func:`gqc.dump.reasons.reasons`.
         sizes: symbolic sizes at the example call.
         halves_file, halves: the Python file of the two halves.
+        errors: for nodes after the last pass, how far they are from full precision.
     """
     numbers: dict[NodeRecord, int] = {}
     passes = []
@@ -55,7 +57,7 @@ def page(
         )
     records = [asdict(n) | {"primitive": n.primitive, "about": about(n, entries)} for n in numbers]
     data = {"title": title, "sizes": sizes, "passes": passes, "records": records, "decisions": entries}
-    data["halves"] = {"file": halves_file, "code": halves}
+    data |= {"halves": {"file": halves_file, "code": halves}, "errors": errors}
     # "<" could end the script element.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {"TITLE": title, "STYLE": _read("page.css"), "DATA": text, "SCRIPT": _read("layout.js") + _read("page.js")}

@@ -2,7 +2,7 @@
 // From the graph after a pass to boxes and curves: the forward runs down on the left, the backward up on the right, and
 // what is saved stands between them.
 
-const BOX = 168, ROW = 64, GAP = 16, GUTTER = 216, PILL = 156;
+const BOX = 168, SMALL = 132, ROW = 64, GAP = 16, GUTTER = 216, PILL = 156;
 
 function bytes(n) {
   if (n >= 1 << 20) return (n / (1 << 20)).toFixed(1) + " MB";
@@ -70,7 +70,7 @@ function visibleGraph(pass, records, every) {
   });
   for (const [of, name] of Object.entries(pass.gradients)) {
     const key = "b:gradient " + of, meaning = (byName.get(of) || {}).meaning || of;
-    add(key, null, "b", { label: "gradient", sub: meaning.replace(/^(parameter|buffer) /, ""), name });
+    add(key, null, "b", { wide: SMALL, label: "gradient", sub: meaning.replace(/^(parameter|buffer) /, ""), name });
     for (const from of resolve(name, "b")) connect(from, key, "");
   }
 
@@ -138,7 +138,7 @@ function placeLane(nodes, edges) {
   const count = Math.max(0, ...layer.values()) + 1, rows = Array.from({ length: count }, () => []);
   const items = new Map();
   const put = (key, at, width) => { const it = { key, at, width, up: [], down: [], x: 0 }; items.set(key, it); rows[at].push(it); return it; };
-  for (const n of nodes) put(n.key, layer.get(n.key), BOX);
+  for (const n of nodes) put(n.key, layer.get(n.key), n.wide || BOX);
   const chains = new Map();
   for (const e of edges) {  // a long edge passes a slot of its own in each layer between
     let last = items.get(e.from);
@@ -193,8 +193,8 @@ function layout(pass, records, every) {
   const stepF = height / Math.max(1, f.count), stepB = height / Math.max(1, b.count);
   const gutter = hasBackward ? GUTTER : 0, offsetB = f.width + gutter;
   const yF = at => at * Math.min(stepF, ROW * 1.5), yB = at => height - ROW - at * Math.min(stepB, ROW * 1.5);
-  for (const n of of("f")) Object.assign(n, { y: yF(n.at), w: BOX });
-  for (const n of of("b")) Object.assign(n, { x: n.x + offsetB, y: yB(n.at), w: BOX });
+  for (const n of of("f")) Object.assign(n, { y: yF(n.at), w: n.wide || BOX });
+  for (const n of of("b")) Object.assign(n, { x: n.x + offsetB, y: yB(n.at), w: n.wide || BOX });
   for (const n of all) n.h = n.reads.length ? 52 : 40;
 
   // A saved value stands at the height of its producer and its readers, below the one before it.

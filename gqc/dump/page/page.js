@@ -29,7 +29,7 @@ function label(r) {
   if (r.precision === "quantize") return short(r.inputs[0], 10) + " → int" + width(r);
   if (r.op === "tangent") return "∂ output";
   if (r.meaning) return r.meaning.replace(/^\w+ /, "") || r.op;
-  if (r.kind) return r.primitive;
+  if (r.kind) return r.kind === "typed_mm" ? r.form : r.primitive;
   return r.op.split(".")[r.op.startsWith("torch.ops") ? 3 : 1] || r.op;
 }
 
@@ -143,7 +143,7 @@ function draw() {
     const box = svg("g", { class: `node p-${kind}` + (r && changed.has(r.name) && n.lane !== "s" ? " changed" : ""), transform: `translate(${n.x - n.w / 2} ${n.y})`, "data-key": n.key, "data-name": n.name, tabindex: "-1" },
       svg("rect", { width: n.w, height: n.h }),
       Object.assign(svg("text", { class: "label", x: 10, y: 17 }), { textContent: short(title, 17) }),
-      Object.assign(svg("text", { class: "type", x: 10, y: 32 }), { textContent: short(type, n.lane === "s" ? 22 : 23) }));
+      Object.assign(svg("text", { class: "type", x: 10, y: 32 }), { textContent: short(type, n.lane === "s" ? 22 : n.wide ? 17 : 22) }));
     if (where) box.append(Object.assign(svg("text", { class: "module", x: n.w - 8, y: 16 }), { textContent: where }));
     if (n.reads.length) box.append(Object.assign(svg("text", { class: "reads", x: 10, y: 46 }), { textContent: short("with " + n.reads.join(", "), 27) }));
     if (n.uses && n.uses.length > 1) box.append(svg("g", { class: "badge", transform: `translate(${n.w - 2} ${n.h - 2})` }, svg("circle", { r: 11 }), Object.assign(svg("text", { y: 4 }), { textContent: "×" + n.uses.length })));
@@ -218,7 +218,7 @@ function details(name, n) {
   const pass = current(), list = recordsOf(pass), saved = pass.saved.find(s => s.name === name);
   const readers = list.filter(x => x.inputs.includes(name));
   const rows = [["type", r.type || "–"], ["at call", r.shape], ["memory", r.nbytes ? bytes(r.nbytes) : ""], ["module", r.module ? r.module + (r.layer ? ` (${r.layer})` : "") : r.layer],
-    ["line", r.line], ["half", r.half], ["scale", r.scale], ["lives", lifetime(name)],
+    ["line", r.line], ["half", r.half], ["scale", r.scale], ["lives", lifetime(name)], ["error", state.pass === last ? DATA.errors[name] : ""],
     ["saved", saved ? (saved.held ? "held by the caller, costs nothing" : bytes(saved.nbytes)) : ""]];
   const dl = el("dl");
   for (const [k, v] of rows) if (v) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v, className: k === "type" || k === "line" ? "mono" : "" }));
@@ -290,10 +290,10 @@ const SHEETS = {
     const list = recordsOf(current()), rows = list.filter(r => r.precision === "quantize").map(r => {
       const copy = copyOf(r, list), of = find(r.inputs[0]);
       return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(link(r.inputs[0]), "mono"), cell(of && of.module || r.module || "(model)"), cell(of && (of.meaning || of.line) || r.line), cell(of ? of.type : "", "mono"), cell(width(r), "num"),
-        cell(lines(copy.readers)), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(r.scale.split("; ").pop()));
+        cell(lines(copy.readers)), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(r.scale.split("; ").pop()), ...(Object.keys(DATA.errors).length ? [cell(state.pass === last ? (DATA.errors[r.name] || "").split(";")[0] : "")] : []));
     });
     const intro = rows.length ? "Each row is one int8 copy. Everything that reads the tensor in int8 reads this copy, so its readers in the backward use what the forward has made." : "No tensor is quantized after this pass.";
-    $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(["tensor", "module", "from", "type", "bits", "read in int8 by", "saved", "scale"], rows)));
+    $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(["tensor", "module", "from", "type", "bits", "read in int8 by", "saved", "scale", ...(Object.keys(DATA.errors).length ? ["error"] : [])], rows)));
   },
   decisions() {
     const choices = { action: ["quantized or kept", ...new Set(DATA.decisions.map(d => d.action)), ""], half: ["", "forward", "backward"],
