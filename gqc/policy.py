@@ -64,7 +64,8 @@ class Policy:
         rounding: ``"stochastic"`` (unbiased, Tango section 3.2) or ``"nearest"``.
         keep_output_layer: keep the layer that computes the model's output in full precision
             (Tango section 3.3: the layer before softmax).
-        attention_logits: precision of the primitives that feed an edge softmax, ``"fp32"`` or ``"int8"``.
+        attention_logits: precision of the primitives that feed an edge softmax, or a softmax that primitives follow:
+            ``"fp32"`` or ``"int8"``.
         min_size: a primitive whose largest operand has fewer elements stays in full precision, because
             quantizing it costs more than it saves.
         seed: seed of stochastic rounding. ``None`` follows ``torch.manual_seed``: one number is drawn from
