@@ -1,6 +1,16 @@
-"""gqc: train unmodified GNN models with quantized primitives."""
+"""gqc: train unmodified GNN models with quantized primitives.
 
+Names of the API are loaded when they are first used, so that ``gqc.runtime``, all that a rewritten model needs, brings
+neither the compiler nor what it depends on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 _root = Path(__file__).resolve().parent.parent
 if not (_root / "gqc" / "passes").exists() and (_root / "passes" / "report.py").exists():
@@ -11,22 +21,25 @@ from gqc.compat import install as _install_dgl_finder  # noqa: E402
 
 _install_dgl_finder()
 
-from gqc.bisect import Bisection, bisect  # noqa: E402
-from gqc.compile import compile, is_compiled, state_of  # noqa: E402
-from gqc.error_report import error_report  # noqa: E402
-from gqc.errors import (  # noqa: E402
-    CaptureError,
-    DumpError,
-    DumpWarning,
-    FallbackWarning,
-    GqcError,
-    InputError,
-    KernelError,
-    PassError,
-    PolicyError,
-)
-from gqc.explain import explain  # noqa: E402
-from gqc.policy import Policy  # noqa: E402
+if TYPE_CHECKING:
+    from gqc.bisect import Bisection, bisect
+    from gqc.compile import compile, is_compiled, state_of
+    from gqc.error_report import error_report
+    from gqc.errors import (
+        CaptureError,
+        DumpError,
+        DumpWarning,
+        FallbackWarning,
+        GqcError,
+        InputError,
+        KernelError,
+        PassError,
+        PolicyError,
+        RewriteError,
+    )
+    from gqc.explain import explain
+    from gqc.policy import Policy
+    from gqc.rewrite import rewrite
 
 __all__ = [
     "Bisection",
@@ -40,10 +53,46 @@ __all__ = [
     "PassError",
     "Policy",
     "PolicyError",
+    "RewriteError",
     "bisect",
     "compile",
     "error_report",
     "explain",
     "is_compiled",
+    "rewrite",
     "state_of",
 ]
+
+_MODULES = {
+    "Bisection": "gqc.bisect",
+    "Policy": "gqc.policy",
+    "bisect": "gqc.bisect",
+    "compile": "gqc.compile",
+    "error_report": "gqc.error_report",
+    "explain": "gqc.explain",
+    "is_compiled": "gqc.compile",
+    "rewrite": "gqc.rewrite",
+    "state_of": "gqc.compile",
+}
+"""Where a name of ``__all__`` stands, if not in gqc.errors."""
+
+
+class _Package(ModuleType):
+    """Loads a name of the API on first use; the submodule ``gqc.compile`` does not hide the function of that name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'gqc' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULES.get(name, "gqc.errors")), name)
+        vars(self)[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):  # Python sets what it has imported
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

@@ -39,6 +39,10 @@ class PassError(GqcError, RuntimeError):
     """A pass produced a graph that breaks one of its own guarantees (a defect of gqc)."""
 
 
+class RewriteError(GqcError, RuntimeError):
+    """A model cannot be written down as a standalone module."""
+
+
 class KernelError(GqcError, RuntimeError):
     """A native kernel refused its arguments or could not be loaded."""
 

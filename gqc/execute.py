@@ -25,9 +25,15 @@ class Executable:
 
     Called with the values of the joint graph's parameters, buffers and inputs in placeholder order, it returns the
     forward outputs; gradients flow to every tensor among them that requires grad.
+
+    Attributes:
+        halves: what runs.
+        tangents: the forward outputs that have a gradient, in the order of the backward half's last placeholders.
+        differentiable: positions of the values for which the backward half has a gradient.
     """
 
     def __init__(self, joint: JointGraph, halves: Halves, seed: Seed) -> None:
+        self.halves = halves
         self.forward_half = halves.forward.forward
         self.num_outputs = joint.num_forward_outputs
         self.draws_seed = any(p.kind == SEED for p in joint.placeholders)

@@ -16,11 +16,11 @@ from torch.utils._sympy.printers import PythonPrinter
 from gqc.capture.attributes import AttributeGuard, MissingGuard, TieGuard
 from gqc.capture.example import Example
 from gqc.capture.islands import Island
-from gqc.capture.memory import ByIdentity
 from gqc.capture.program import Program, is_argument_size
 from gqc.capture.sizes import Sizes, is_size
 from gqc.capture.tracer import ValueGuard
 from gqc.errors import CaptureError
+from gqc.runtime.memory import ByIdentity
 
 Flat = Sequence[Tensor]
 Attribute = Callable[[str], Callable[[], Tensor]]
@@ -37,6 +37,9 @@ class ShapeGuards:
     Attributes:
         texts: the conditions. Sizes that are no symbols are those of the captured call, and symbols are 2 or more,
             which torch takes for granted.
+        fixed: position, axis and size of the sizes that are no symbols.
+        symbols: position and axis of each symbol.
+        conditions: what must hold of the symbols.
     """
 
     def __init__(self, sizes: Sizes, placeholders: Sequence[fx.Node], first: int) -> None:
@@ -44,25 +47,27 @@ class ShapeGuards:
         self._first = first
         self._traced = len(sizes.env.guards)
         index = {node: i for i, node in enumerate(placeholders)}
-        self._fixed = [
-            f"flat[{i}].size({axis}) == {size}"
+        self.fixed = [
+            (i, axis, size)
             for i, node in enumerate(placeholders)
             for axis, size in enumerate(node.meta["val"].shape)
             if isinstance(size, int)
         ]
-        self._symbols = {s: (index[node], axis) for s, (node, axis) in sizes.sources.items() if node in index}
+        self.symbols = {s: (index[node], axis) for s, (node, axis) in sizes.sources.items() if node in index}
         self.texts: list[str] = []
+        self.conditions: list[sympy.Basic] = []
         self.update()
 
     def update(self) -> list[sympy.Basic]:
         """Compile again, with the guards that were added since; returns new conditions on data-dependent sizes."""
         known, self._traced = self._traced, len(self._sizes.env.guards)
         self._sizes.internal.update(range(known, self._traced))
-        conditions = self._sizes.conditions(self._first)
-        self.texts = [*self._fixed, *(f"{s} >= 2" for s in self._symbols)]
-        self.texts += [_PRINTER.doprint(c) for c in conditions if not self._sizes.depends_on_data(c)]
+        self.conditions = [c for c in self._sizes.conditions(self._first) if not self._sizes.depends_on_data(c)]
+        self.texts = [f"flat[{i}].size({axis}) == {size}" for i, axis, size in self.fixed]
+        self.texts += [f"{s} >= 2" for s in self.symbols]
+        self.texts += [_PRINTER.doprint(c) for c in self.conditions]
         lines = ["def failed(flat):"]
-        lines += [f"    {s} = flat[{i}].size({axis})" for s, (i, axis) in self._symbols.items()]
+        lines += [f"    {s} = flat[{i}].size({axis})" for s, (i, axis) in self.symbols.items()]
         lines += [f"    if not ({text}): return {i}" for i, text in enumerate(self.texts)]
         self._failed = _define("\n".join([*lines, "    return None"]), "failed")
         return [c for c in self._sizes.conditions(known) if self._sizes.depends_on_data(c)]
@@ -85,6 +90,9 @@ class ValueGuards:
 
     Attributes:
         texts: the conditions.
+        expected: of each the value, or the condition on its nodes' values in the order of their symbols' names.
+        nodes: of each the nodes that it looks at.
+        program: computes these nodes; ``None`` where there are none.
         expensive: they depend on floating-point data, so they are computed again at each call.
 
     Raises:
@@ -101,26 +109,32 @@ class ValueGuards:
         attribute: Attribute,
     ) -> None:
         self.texts: list[str] = []
+        self.expected: list[Any] = []
+        self.nodes: list[list[fx.Node]] = []
+        self.program: Program | None = None
         self.expensive = False
-        self._tests: list[tuple[Callable[..., bool], list[fx.Node]]] = []
+        self._tests: list[Callable[..., bool]] = []
         for decision in decisions:
             _check_lasting(decision, example)
-            self._add(f"{decision} is {decision.value!r}", _equals(decision.value), [decision.node])
+            text = f"{decision} is {decision.value!r}"
+            self._add(text, decision.value, _equals(decision.value), [decision.node])
         for condition in conditions:
             symbols = sorted(condition.free_symbols, key=str)
             source = f"def holds({', '.join(map(str, symbols))}):\n    return {_PRINTER.doprint(condition)}"
-            self._add(f"{condition}", _define(source, "holds"), [size(symbol) for symbol in symbols])
-        self._outputs = list(dict.fromkeys(node for _, nodes in self._tests for node in nodes))
+            self._add(f"{condition}", condition, _define(source, "holds"), [size(symbol) for symbol in symbols])
+        self._outputs = list(dict.fromkeys(node for nodes in self.nodes for node in nodes))
         self._evaluate = self._compile(example, attribute) if self._outputs else None
 
-    def _add(self, text: str, test: Callable[..., bool], nodes: list[fx.Node]) -> None:
+    def _add(self, text: str, expected: Any, test: Callable[..., bool], nodes: list[fx.Node]) -> None:
         self.texts.append(text)
-        self._tests.append((test, nodes))
+        self.expected.append(expected)
+        self.nodes.append(nodes)
+        self._tests.append(test)
 
     def _compile(self, example: Example, attribute: Attribute) -> Callable[[Flat], Any]:
         for node in self._outputs:
             _check_repeatable(node, example)
-        program = Program(self._outputs, example)
+        program = self.program = Program(self._outputs, example)
         self.expensive = not program.integer_only
         forward = program.forward if self.expensive else ByIdentity(program.forward)
         index = {node: i for i, node in enumerate(self._outputs[0].graph.find_nodes(op="placeholder"))}
@@ -140,7 +154,7 @@ class ValueGuards:
         if self._evaluate is None:
             return None
         values = dict(zip(self._outputs, self._evaluate(flat), strict=True))
-        for text, (holds, nodes) in zip(self.texts, self._tests, strict=True):
+        for text, holds, nodes in zip(self.texts, self._tests, self.nodes, strict=True):
             if not holds(*(values[node] for node in nodes)):
                 return text
         return None
@@ -154,11 +168,11 @@ class MemoryGuards:
     """
 
     def __init__(self, written: Sequence[int]) -> None:
-        self._written = written
+        self.written = written
 
     def failed(self, flat: Flat, copied: Container[int]) -> str | None:
         """The first condition that does not hold; ``copied`` are positions at which ``flat`` holds a copy."""
-        for i in self._written:
+        for i in self.written:
             if i in copied:
                 return f"tensor {i} is contiguous (forward changes it in place)"
             if sum(_overlap(x, flat[i]) for x in flat) > 1:

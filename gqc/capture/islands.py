@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import SymInt, Tensor
 
 from gqc.errors import CaptureError
+
+if TYPE_CHECKING:
+    from gqc.capture.program import Program
 
 _calls = threading.local()
 
@@ -74,9 +77,17 @@ class Island:
 
 
 class StructureIsland(Island):
-    """What depends on integer arguments only, in front of the captured graph; remembers its results."""
+    """What depends on integer arguments only, in front of the captured graph; remembers its results.
+
+    Attributes:
+        program: what it computes from the tensors and sizes that it is called with.
+    """
 
     __module__ = __name__
+
+    def __init__(self, program: Program, fn: Callable[..., Any], name: str, reason: str) -> None:
+        super().__init__(fn, name, reason, pure=True)
+        self.program = program
 
 
 class FunctionCall:
@@ -108,11 +119,15 @@ class Closed:
         self.__name__ = self.__qualname__ = getattr(fn, "__name__", "call")
 
     def __call__(self, *operands: Any) -> Any:
+        args, kwargs = self.arguments(operands)
+        return self.fn(*args, **kwargs)
+
+    def arguments(self, operands: Sequence[Any]) -> Any:
+        """Arguments and keyword arguments of the function for these operands."""
         leaves = list(self._leaves)
         for i, operand in zip(self._open, operands, strict=True):
             leaves[i] = operand
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        return self.fn(*args, **kwargs)
+        return pytree.tree_unflatten(leaves, self._spec)
 
 
 class AutocastCall:

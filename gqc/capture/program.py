@@ -20,6 +20,7 @@ class Program:
     Attributes:
         tensors: the placeholder and get_attr nodes whose tensors it reads: its arguments, in this order.
         sizes: the sym_size nodes of placeholders, whose values follow; the tensors themselves are not read for them.
+        graph: the same as a graph, with one placeholder an argument.
         forward: the function of tensors and sizes; returns a tuple, one item an output.
     """
 
@@ -39,6 +40,7 @@ class Program:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in outputs))
+        self.graph = graph
         self.forward: Callable[..., Any] = fx.GraphModule({}, graph).forward
 
     @property

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gqc.capture.example import Example, storage_key
 from gqc.capture.islands import Island, StructureIsland
-from gqc.capture.memory import ByIdentity
 from gqc.capture.program import Program, is_argument_size
 from gqc.capture.sizes import is_size
+from gqc.runtime.memory import ByIdentity
 
 
 def hoist_structure(graph: fx.Graph, example: Example) -> None:
@@ -38,9 +38,7 @@ def hoist_structure(graph: fx.Graph, example: Example) -> None:
         with torch.no_grad():
             return list(remembered(*args))
 
-    island = StructureIsland(
-        compute, "structure", "depends on integer arguments only, computed once a graph", pure=True
-    )
+    island = StructureIsland(program, compute, "structure", "depends on integer arguments only, computed once a graph")
     last_input = [node for node in graph.nodes if node.op == "placeholder"][-1]
     with graph.inserting_after(last_input):
         call = graph.call_function(island)

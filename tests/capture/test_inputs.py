@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gqc.capture import UncapturedInput, read_call
-from gqc.capture.memory import ByIdentity
+from gqc.runtime.memory import ByIdentity
 
 
 def key(*args: Any, **kwargs: Any) -> Any:

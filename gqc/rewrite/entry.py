@@ -1,0 +1,90 @@
+"""``gqc.rewrite``: a compiled model as a Python module that needs no compiler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from gqc.capture import capture
+from gqc.compile import is_compiled, state_of
+from gqc.errors import CaptureError, InputError, RewriteError
+from gqc.policy import Policy
+from gqc.rewrite.module import module_source
+from gqc.runtime.rewritten import MODES
+from gqc.seed import SeedSource
+from gqc.variant import Variant
+
+_WAYS = {mode: way for way, mode in MODES.items()}
+
+
+def rewrite(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    policy: Policy | None = None,
+    *,
+    modes: Sequence[str] = ("train", "eval"),
+    source: str = "",
+    **options: Any,
+) -> str:
+    """Compile a model for an example call and write the result down as Python source.
+
+    The source is a module of its own with a class that has the model's name, parameters and buffers. It needs torch
+    and ``gqc.runtime``, captures nothing, and gives the losses and gradients of the compiled model to the bit. Sizes
+    that may change between calls may still change; a call of another kind raises :class:`gqc.InputError`.
+
+    Args:
+        model: an eager or a compiled model; it is not changed.
+        args, kwargs: a call of it.
+        policy: how to quantize; default: that of a compiled model, else ``Policy()``.
+        modes: the ways of calling it that are written down: ``"train"`` (``model.train()``, with gradients), ``"eval"``
+            (``model.eval()``, under ``torch.no_grad()``), ``"eval-grad"`` and ``"train-no-grad"``.
+        source: where the model comes from, for the header.
+        **options: fields of :class:`gqc.Policy` that override ``policy``.
+
+    Returns:
+        The source. The same model, example, policy and versions give the same text.
+
+    Raises:
+        RewriteError: the model, an argument or a result cannot be written down; the message names module and reason.
+        PolicyError: an option is unknown or has an unknown value.
+        ValueError: a mode is unknown.
+    """
+    unknown = [mode for mode in modes if mode not in _WAYS]
+    if unknown or not modes:
+        raise ValueError(f"modes {list(modes)}: expected some of {', '.join(map(repr, _WAYS))}")
+    if is_compiled(model):
+        state = state_of(model)
+        model, policy = state.model, policy or state.policy
+    policy = Policy.of(policy, options)
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise RewriteError("the model has forward hooks, which are not part of its forward: remove them")
+    args, kwargs = tuple(args), kwargs or {}
+    model = copy.deepcopy(model)
+    variants = {mode: _variant(model, args, kwargs, policy, mode) for mode in dict.fromkeys(modes)}
+    return module_source(model, variants, args, kwargs, policy, source)
+
+
+def _variant(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, mode: str) -> Variant:
+    training, grad = _WAYS[mode]
+    model.train(training)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        try:
+            captured = capture(model, args, kwargs)
+            variant = Variant.build(model, captured, policy, SeedSource(policy.seed), "gqc.rewrite")
+        except (CaptureError, InputError) as error:
+            raise RewriteError(f"in mode {mode!r}: {error}") from error
+    for island in captured.islands:
+        raise RewriteError(
+            f"in mode {mode!r}: module '{island.name}' runs eagerly ({island.reason}), and cannot be written down"
+        )
+    if captured.guards.memory.written:
+        raise RewriteError(f"in mode {mode!r}: forward changes an argument in place; let it work on a clone")
+    return variant
