@@ -114,7 +114,12 @@ def _bind(name: str) -> Callable[..., bytes | None]:
     return function
 
 
-def _library_path() -> Path:
+def missing_kernels() -> list[str]:
+    """Kernels of :data:`SIGNATURES` that the library does not have for the instruction set in use."""
+    return [name for name in SIGNATURES if not hasattr(_library(), f"gqc_{name}_{isa()}")]
+
+
+def library_path() -> Path:
     """The library beside this file or, in a checkout where none was built, that of the installed gqc."""
     if _LIBRARY.exists():
         return _LIBRARY
@@ -126,7 +131,7 @@ def _library_path() -> Path:
 def _library() -> ctypes.CDLL:
     # torch is imported above, so its OpenMP runtime is there first and the library shares its threads.
     try:
-        library = ctypes.CDLL(str(_library_path()))
+        library = ctypes.CDLL(str(library_path()))
     except OSError as error:
         raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
     library.gqc_isas.restype = ctypes.c_char_p

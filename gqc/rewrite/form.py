@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import sympy
 from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
@@ -98,12 +100,12 @@ class FormWriter:
                 smallest.update(dict.fromkeys(size.free_symbols))
         for position, axis, number in shapes.fixed:
             if isinstance(arguments.given[position], RelationPart):
-                self._check(_PRINTER.doprint(sympy.Eq(_expression(arguments.sizes[position, axis]), number)))
+                self._check(_printed(sympy.Eq(_expression(arguments.sizes[position, axis]), number)))
         for size in smallest:
             self._check(f"{size} >= {_SMALLEST}")
         for condition in dict.fromkeys(c.subs(symbols) for c in shapes.conditions):
             if not _always_holds(condition):
-                self._check(_PRINTER.doprint(condition))
+                self._check(_printed(condition))
 
     def _check(self, condition: str, what: str = "") -> None:
         self._use_names(condition)
@@ -131,7 +133,7 @@ class FormWriter:
             if isinstance(expected, sympy.Basic):
                 symbols = sorted(expected.free_symbols, key=str)
                 named = {s: sympy.Symbol(results[node]) for s, node in zip(symbols, nodes, strict=True)}
-                self._check(_PRINTER.doprint(expected.subs(named)))
+                self._check(_printed(expected.subs(named)))
             else:
                 self._decision(results[nodes[0]], expected, nodes[0], text)
 
@@ -201,6 +203,11 @@ class FormWriter:
         function = self._parts.share(name, self._prefix, [*head, *docstring(doc), *body, *result_tuple(results)])
         names = [str(text) if str(text).isidentifier() else name for text in results]
         return names, Group(f"{function}(", [source for *_, source in operands])
+
+
+def _printed(expression: sympy.Basic) -> str:
+    """An expression as Python source."""
+    return ast.unparse(ast.parse(_PRINTER.doprint(expression), mode="eval"))
 
 
 def _expression(source: str) -> sympy.Expr:

@@ -114,7 +114,6 @@ class FunctionWriter:
         constants: text of the tensors that get_attr nodes stand for.
         sizes: sizes of placeholders that can be told without them, by axis.
         results: names that results must have.
-        backward: whether the values that depend on ``tangents`` are gradients.
         tangents: placeholders that are gradients.
     """
 
@@ -140,7 +139,7 @@ class FunctionWriter:
         self._inlines = not any(mutates(n) or n.meta.get("writes") for n in graph.nodes)
         self._last = self._last_of_lines()
 
-    # ---- what is read from outside
+    # ---- the function
 
     def write(self) -> list[str]:
         """The function's statements without its return."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import platform
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -89,7 +91,7 @@ class ModuleWriter:
 
     def _header(self) -> list[str]:
         name = type(self._model).__name__
-        policy = ", ".join(f"{f.name}={getattr(self._policy, f.name)!r}" for f in fields(Policy))
+        policy = ", ".join(f"{f.name}={_shown(getattr(self._policy, f.name))}" for f in fields(Policy))
         captured = "; ".join(_CALLS[mode] for mode in self._variants)
         missing = [call for mode, call in _CALLS.items() if mode not in self._variants]
         lines = docstring(f"{name}, written down by gqc: it trains on quantized primitives without tracing.", 0)
@@ -242,7 +244,10 @@ def _fact(key: str, value: str) -> list[str]:
     return [*lines, current.rstrip()]
 
 
-def _version() -> str:
-    from importlib import metadata
+def _shown(value: object) -> str:
+    """A field of the policy, without addresses, which differ from run to run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
+
+def _version() -> str:
     return metadata.version("gqc")

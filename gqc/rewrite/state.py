@@ -49,8 +49,11 @@ class State:
         source, path = "self", ""
         for part in name.split(".") if name else ():
             kind = self._container(path)
-            source += f"[{part}]" if "List" in kind else f"[{literal(part)}]" if "Dict" in kind else f".{part}"
             path = f"{path}.{part}".lstrip(".")
+            if kind == _PLAIN and not part.isidentifier():  # only the model itself has no list or dict in its place
+                source += f".get_{'submodule' if path in self._owners else 'parameter'}({literal(part)})"
+            else:
+                source += f"[{part}]" if "List" in kind else f"[{literal(part)}]" if "Dict" in kind else f".{part}"
         return source
 
     def require(self, path: str) -> str:
@@ -65,7 +68,9 @@ class State:
         for path in self._owners:
             if path and path in self._needed:
                 target, container = self.access(path), self._container(path)
-                if not (target.endswith("]") and container == _PLAIN):  # the list or dict around it has made it
+                if target.endswith(")"):
+                    lines.append(f"{' ' * 8}self.add_module({literal(path)}, {container})")
+                elif not (target.endswith("]") and container == _PLAIN):  # the list or dict around it has made it
                     lines.append(f"{' ' * 8}{target} = {container}")
         for path, module in self._owners.items():
             for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -1,0 +1,112 @@
+"""``gqc doctor``: what gqc finds on this machine, and whether its kernels compute what they should."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import click
+import torch
+
+from gqc.cli.command import Command
+from gqc.cli.self_test import FAMILIES, run_family
+from gqc.errors import KernelError
+from gqc.runtime import native
+
+
+@click.command(cls=Command)
+def doctor() -> None:
+    """Print versions, instruction sets, the native library and threads, and test every kernel.
+
+    The exit code is 1 if the library cannot be loaded or a kernel fails.
+    """
+    for title, value in (*_versions(), *_processor()):
+        click.echo(f"{title:12} {value}")
+    failed = False
+    for title, value, good in _library():
+        failed |= not good
+        click.echo(f"{title:12} {value}")
+    click.echo("kernels against their references:")
+    for family in FAMILIES:
+        problem = run_family(family)
+        failed |= problem is not None
+        click.echo(f"  {family:12} {'ok' if problem is None else f'FAILED: {problem}'}")
+    if failed:
+        click.echo("Something FAILED: see above.")
+        raise click.exceptions.Exit(1)
+    click.echo("All is well.")
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "gqc", f"{metadata.version('gqc')} in {Path(native.__file__).parent.parent}"
+    yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield "torch", torch.__version__
+    for title, module in (("DGL", "dgl"), ("PyG", "torch_geometric")):
+        yield title, _library_version(module)
+
+
+def _library_version(module: str) -> str:
+    try:
+        return str(importlib.import_module(module).__version__)
+    except ImportError as error:
+        return f"not usable: {str(error).splitlines()[0]}"
+
+
+def _processor() -> Iterator[tuple[str, str]]:
+    yield "processor", _processor_name()
+    yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()}; OMP_NUM_THREADS={_variable('OMP_NUM_THREADS')}"
+    yield "OpenMP", ", ".join(_openmp_libraries()) or "no runtime library is loaded"
+    if torch.cuda.is_available():
+        yield (
+            "CUDA",
+            f"{torch.version.cuda}, {torch.cuda.get_device_name()}; gqc {metadata.version('gqc')} runs on the CPU",
+        )
+    else:
+        why = "this torch is built without it" if torch.version.cuda is None else "torch finds no usable device"
+        yield "CUDA", f"not used: {why}"
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "(not set)")
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _openmp_libraries() -> list[str]:
+    """OpenMP runtimes in this process; two of them share no threads."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split()[-1] for line in lines if "/" in line}
+    return sorted(p for p in paths if any(name in Path(p).name for name in ("libgomp", "libiomp", "libomp")))
+
+
+def _library() -> Iterator[tuple[str, str, bool]]:
+    try:
+        sets = native.isas()
+    except KernelError as error:
+        yield "library", f"FAILED: {error}", False
+        return
+    yield "library", str(native.library_path()), True
+    try:
+        chosen = native.isa()
+    except KernelError as error:
+        yield "ISA", f"FAILED: {error}", False
+        return
+    forced = f"forced by GQC_ISA={os.environ['GQC_ISA']}" if os.environ.get("GQC_ISA") else "the best here"
+    yield "ISA", f"{chosen} ({forced}); this processor and build have {', '.join(sets)}", True
+    missing = native.missing_kernels()
+    held = len(native.SIGNATURES) - len(missing)
+    found = f"FAILED: {', '.join(missing)} are missing: the library is older than gqc" if missing else f"{held} kernels"
+    yield "holds", found, not missing

@@ -1,0 +1,150 @@
+"""Functions of the user's files, given as ``path/to/file.py:name``."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+from torch import nn
+
+from gqc.errors import GqcError
+from gqc.policy import Policy
+
+
+class LoadError(GqcError):
+    """A function of the user's file does not give what a command needs."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A name in a file."""
+
+    path: Path
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.name}"
+
+    def get(self) -> Any:
+        """The object of that name.
+
+        Raises:
+            click.BadParameter: the file has none.
+            Exception: what running the file raises.
+        """
+        module = _module(self.path.resolve())
+        if not hasattr(module, self.name):
+            functions = [n for n, v in vars(module).items() if callable(v) and v.__module__ == module.__name__]
+            has = f"it defines {', '.join(sorted(functions))}" if functions else "it defines no function"
+            raise click.BadParameter(f"{self.path} has no {self.name!r}; {has}")
+        return getattr(module, self.name)
+
+
+class ReferenceType(click.ParamType):
+    """``path/to/file.py:name``."""
+
+    name = "FILE.py:NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Reference:
+        if isinstance(value, Reference):
+            return value
+        path, colon, name = value.rpartition(":")
+        if not colon or not name.isidentifier():
+            self.fail(f"{value!r} is not of the form path/to/file.py:name", param, ctx)
+        if not Path(path).is_file():
+            self.fail(f"there is no file {path!r}", param, ctx)
+        return Reference(Path(path), name)
+
+
+class PolicyOption(click.ParamType):
+    """``FIELD=VALUE`` of :class:`gqc.Policy`."""
+
+    name = "FIELD=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        field, equals, text = value.partition("=")
+        if not equals:
+            self.fail(f"{value!r} is not of the form field=value, such as bits=8", param, ctx)
+        try:
+            return field, ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return field, text
+
+
+def policy_of(options: tuple[tuple[str, Any], ...]) -> Policy:
+    """The policy that options make.
+
+    Raises:
+        click.BadParameter: a field is unknown or has an unknown value.
+    """
+    try:
+        return Policy.of(None, dict(options))
+    except GqcError as error:
+        text = str(error).replace("gqc.compile has no option", "there is no option")
+        raise click.BadParameter(text, param_hint="'--set'") from error
+
+
+def policy_help() -> str:
+    """Help text of the option that sets a field of the policy."""
+    return f"A field of gqc.Policy, may be repeated: {', '.join(f.name for f in fields(Policy))}."
+
+
+def load_model(reference: Reference) -> nn.Module:
+    """The model that a function makes, or a module itself.
+
+    Raises:
+        LoadError: it is or makes no ``torch.nn.Module``.
+    """
+    found = reference.get()
+    model = found if isinstance(found, nn.Module) or not callable(found) else found()
+    if not isinstance(model, nn.Module):
+        raise LoadError(f"{reference} gives a {type(model).__name__}, not a torch.nn.Module: let it return the model")
+    return model
+
+
+def load_example(reference: Reference) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keyword arguments of the example call that a function makes.
+
+    It returns a tuple of arguments, a dict of keyword arguments, or a tuple and a dict.
+
+    Raises:
+        LoadError: it returns anything else.
+    """
+    found = reference.get()
+    example = found() if callable(found) else found
+    if isinstance(example, dict):
+        return (), example
+    if isinstance(example, tuple):
+        if len(example) == 2 and isinstance(example[0], tuple) and isinstance(example[1], dict):
+            return example
+        return example, {}
+    raise LoadError(
+        f"{reference} gives a {type(example).__name__}, and the arguments of a call are needed: "
+        "return a tuple (of one argument: `return (x,)`), a dict of keyword arguments, or a tuple and a dict"
+    )
+
+
+@cache
+def _module(path: Path) -> ModuleType:
+    """Run a file as Python would import it from its folder."""
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise click.BadParameter(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module

@@ -1,0 +1,147 @@
+"""Runs every family of ops on a small random input and compares it with its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.reference.dropout import dropout, dropout_backward
+from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
+from gqc.runtime.reference.gemm import qgemm
+from gqc.runtime.reference.qsddmm import qsddmm
+from gqc.runtime.reference.qspmm import qspmm, qspmm_cmp
+from gqc.runtime.reference.quantize import absmax, dequantize, quantize
+from gqc.runtime.reference.sddmm import sddmm
+from gqc.runtime.reference.segment_mm import gather_mm, segment_mm
+from gqc.runtime.reference.spmm import spmm
+from gqc.runtime.reference.spmm_cmp import spmm_cmp, spmm_cmp_bwd
+from gqc.runtime.relation import from_edges
+
+_ops = torch.ops.gqc
+_SOURCES, _TARGETS, _EDGES, _WIDTH = 37, 29, 211, 24
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""What an op computes and what its reference does."""
+
+
+class _Inputs:
+    """A random graph and features on it."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.random = lambda *size: torch.randn(*size, generator=generator)
+        src = torch.randint(_SOURCES, (_EDGES,), generator=generator)
+        dst = torch.randint(_TARGETS, (_EDGES,), generator=generator)
+        self.g = from_edges(src, dst, _SOURCES, _TARGETS)
+        self.u, self.v = self.random(_SOURCES, _WIDTH), self.random(_TARGETS, _WIDTH)
+        self.e = self.random(_EDGES, _WIDTH)
+        self.seed = torch.tensor([1234567, 3])
+
+    def int8(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return quantize(x, None, self.seed, 0, 8, False)
+
+
+def _spmm(x: _Inputs) -> Pairs:
+    return [(_ops.spmm(x.g, op, x.u, x.e), spmm(x.g, op, x.u, x.e)) for op in ("copy_lhs", "mul", "add")]
+
+
+def _spmm_cmp(x: _Inputs) -> Pairs:
+    pairs = []
+    for reduce in ("max", "min"):
+        out, arg = _ops.spmm_cmp(x.g, "mul", reduce, x.u, x.e)
+        expected, where = spmm_cmp(x.g, "mul", reduce, x.u, x.e)
+        back = _ops.spmm_cmp_bwd(x.g, where, x.v), spmm_cmp_bwd(x.g, where, x.v)
+        pairs += [(out, expected), (arg, where), back]
+    return pairs
+
+
+def _sddmm(x: _Inputs) -> Pairs:
+    sides = (x.u, x.v, "u", "v")
+    return [(_ops.sddmm(x.g, op, *sides), sddmm(x.g, op, *sides)) for op in ("add", "mul", "dot")]
+
+
+def _edge_softmax(x: _Inputs) -> Pairs:
+    out = edge_softmax(x.g, x.e)
+    grad = x.random(*out.shape)
+    backward = _ops.edge_softmax_bwd(x.g, out, grad), edge_softmax_bwd(x.g, out, grad)
+    return [(_ops.edge_softmax(x.g, x.e), out), backward]
+
+
+def _typed_mm(x: _Inputs) -> Pairs:
+    b, index, lengths = x.random(3, _WIDTH, 10), torch.arange(_SOURCES) % 3, torch.tensor([11, 0, _SOURCES - 11])
+    return [
+        (_ops.gather_mm(x.u, b, index), gather_mm(x.u, b, index)),
+        (_ops.segment_mm(x.u, b, lengths), segment_mm(x.u, b, lengths)),
+    ]
+
+
+def _quantize(x: _Inputs) -> Pairs:
+    pairs = [(_ops.absmax(x.u), absmax(x.u))]
+    for stochastic in (True, False):
+        arguments = (x.u, None, x.seed, 5, 8, stochastic)
+        pairs += zip(_ops.quantize(*arguments), quantize(*arguments), strict=True)
+    q, scale = x.int8(x.u)
+    return [*pairs, (_ops.dequantize(q, scale, torch.float32), dequantize(q, scale, torch.float32))]
+
+
+def _qgemm(x: _Inputs) -> Pairs:
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for trans_a, trans_b in ((False, False), (False, True), (True, False)):
+        a = x.random(_WIDTH, 33) if trans_a else x.random(33, _WIDTH)
+        b = x.random(17, _WIDTH) if trans_b else x.random(_WIDTH, 17)
+        arguments = (*x.int8(a), *x.int8(b), trans_a, trans_b, None, torch.float32)
+        pairs += zip(_ops.qgemm(*arguments), qgemm(*arguments), strict=True)
+    return pairs
+
+
+def _qspmm(x: _Inputs) -> Pairs:
+    (u, u_scale), (e, e_scale) = x.int8(x.u), x.int8(x.e)
+    arguments = (x.g, "mul", u, u_scale, e, e_scale, torch.float32)
+    compared = (x.g, "max", u, u_scale, torch.float32)
+    return [
+        *zip(_ops.qspmm(*arguments), qspmm(*arguments), strict=True),
+        *zip(_ops.qspmm_cmp(*compared), qspmm_cmp(*compared), strict=True),
+    ]
+
+
+def _qsddmm(x: _Inputs) -> Pairs:
+    (u, u_scale), (v, v_scale) = x.int8(x.u), x.int8(x.v)
+    sides = (u, u_scale, v, v_scale, "u", "v", torch.float32)
+    return [(_ops.qsddmm(x.g, op, *sides), qsddmm(x.g, op, *sides)) for op in ("dot", "add")]
+
+
+def _dropout(x: _Inputs) -> Pairs:
+    out, mask = _ops.dropout(x.u, 0.4, x.seed, 9)
+    expected, kept = dropout(x.u, 0.4, x.seed, 9)
+    backward = _ops.dropout_backward(x.u, kept, 0.4), dropout_backward(x.u, kept, 0.4)
+    return [(out, expected), (mask, kept), backward]
+
+
+FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
+    "spmm": _spmm,
+    "spmm_cmp": _spmm_cmp,
+    "sddmm": _sddmm,
+    "edge_softmax": _edge_softmax,
+    "segment_mm": _typed_mm,
+    "quantize": _quantize,
+    "qgemm": _qgemm,
+    "qspmm": _qspmm,
+    "qsddmm": _qsddmm,
+    "dropout": _dropout,
+}
+"""Every family of ops by name."""
+
+
+def run_family(name: str) -> str | None:
+    """What is wrong with a family of ops, ``None`` if nothing."""
+    try:
+        for got, expected in FAMILIES[name](_Inputs()):
+            if got.dtype != expected.dtype or got.shape != expected.shape:
+                return f"{got.dtype} {list(got.shape)} instead of {expected.dtype} {list(expected.shape)}"
+            if not torch.allclose(got.double(), expected.double(), rtol=1e-5, atol=1e-5):
+                return f"differs from its reference by up to {(got.double() - expected.double()).abs().max():.3g}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
