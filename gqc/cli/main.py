@@ -7,6 +7,7 @@ from importlib import metadata
 import click
 
 from gqc.cli.doctor import doctor
+from gqc.cli.inspect import inspect
 from gqc.cli.rewrite import rewrite
 
 
@@ -20,4 +21,5 @@ def main() -> None:
 
 
 main.add_command(rewrite)
+main.add_command(inspect)
 main.add_command(doctor)

@@ -106,6 +106,18 @@ def test_errors_are_one_line_with_an_exit_code(user: Path, arguments: list[str],
     assert isinstance(result.exception, SystemExit)
 
 
+def test_inspect_writes_the_dump(user: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dump"
+    result = run("inspect", f"{user}:make_model", "-o", folder, "--set", "min_size=0")
+    assert result.exit_code == 0, result.output
+    (page,) = folder.rglob("index.html")
+    assert result.stdout == f"open {page}\n"
+    assert "quantize_operands" in page.read_text()
+    (tmp_path / "file").write_text("")
+    assert run("inspect", f"{user}:make_model", "-o", tmp_path / "file").exit_code == 2
+    assert run("inspect", f"{user}:broken", "-o", folder).exit_code == 1
+
+
 def test_traceback_is_shown_when_asked(user: Path) -> None:
     result = run("rewrite", f"{user}:broken", "--traceback")
     assert result.exit_code == 1
