@@ -22,7 +22,7 @@ class SizeNames:
     Torch's own symbols (``s55``) are hashes that differ from one release to the next.
 
     Attributes:
-        values: each name with its size at the example call.
+        values: each name with its size at the example call; ``None`` for a size that the example does not fix.
     """
 
     def __init__(self, graph: fx.Graph, relations: Sequence[NamedRelation]) -> None:
@@ -36,12 +36,17 @@ class SizeNames:
                 families |= {s: OTHER for s in _symbols(size) if s not in families}
         counts = {family: list(families.values()).count(family) for family in (NODES, EDGES, OTHER)}
         numbers = dict.fromkeys(counts, 0)
-        self._names: dict[sympy.Basic, sympy.Symbol] = {}
+        self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         for symbol, family in families.items():
             name = family if counts[family] == 1 else f"{family}{numbers[family]}"
             numbers[family] += 1
             self._names[symbol] = sympy.Symbol(name, integer=True, positive=True)
-        self.values = {str(name): _example(graph, symbol) for symbol, name in self._names.items()}
+        known: dict[sympy.Symbol, int] = {}
+        for symbol in families:
+            value = _example(graph, symbol, known)
+            if value is not None:
+                known[symbol] = value
+        self.values = {str(name): known.get(symbol) for symbol, name in self._names.items()}
 
     def __call__(self, size: Any) -> str:
         """A size as text, ``"N + 1"``."""
@@ -52,13 +57,16 @@ class SizeNames:
         return f"[{', '.join(map(self, shape))}]"
 
 
-def _example(graph: fx.Graph, symbol: sympy.Symbol) -> int:
-    """A symbol at the example call, from the first size that is a polynomial of it alone."""
+def _example(graph: fx.Graph, symbol: sympy.Symbol, known: dict[sympy.Symbol, int]) -> int | None:
+    """A symbol at the example call, from the first size that is a polynomial of it and of known symbols."""
     for node in graph.nodes:
         for size in _sizes(node.meta.get("val")):
-            if _symbols(size) == [symbol] and size.node.expr.is_polynomial(symbol):
-                return int(sympy.solve(size.node.expr - example(size), symbol)[-1])
-    return 1
+            if symbol not in _symbols(size) or size.node.hint is None:
+                continue
+            expression = size.node.expr.xreplace(known)
+            if expression.free_symbols == {symbol} and expression.is_polynomial(symbol):
+                return int(sympy.solve(expression - example(size), symbol)[-1])
+    return None
 
 
 def _symbols(size: Any) -> list[sympy.Symbol]:

@@ -95,7 +95,8 @@ class StageDump:
     @property
     def _sizes(self) -> str:
         assert self._names is not None
-        return ", ".join(f"{name} = {value}" for name, value in self._names.sizes.values.items()) or "all fixed"
+        values = self._names.sizes.values.items()
+        return ", ".join(f"{n} = {v}" if v is not None else f"{n} not fixed" for n, v in values) or "all fixed"
 
     def _reasons(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
         last = self.snapshots[-1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import dgl
 import dgl.nn as conv
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -119,6 +120,12 @@ def _embedded() -> tuple[nn.Module, tuple[Any, ...]]:
     return Embedded(), (torch.randint(7, (40,)), torch.randint(40, (12,)), torch.randint(CLASSES, (12,)))
 
 
+def _pyg() -> tuple[nn.Module, tuple[Any, ...]]:
+    """Self-loops are added, so numbers of edges depend on data."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    return pyg.GAT(FEATURES, HIDDEN, 2, CLASSES), (torch.randn(30, FEATURES), torch.randint(30, (2, 90)))
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "gcn": lambda: _on_graph(GCN),
     "gat": lambda: _on_graph(GAT),
@@ -126,6 +133,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "block": _block,
     "hetero": _hetero,
     "embedded": _embedded,
+    "pyg": _pyg,
     "island": lambda: _on_graph(WithIsland),
 }
 

@@ -20,7 +20,7 @@ def page(
     files: Sequence[str],
     diffs: Sequence[str],
     entries: Sequence[dict[str, Any]],
-    sizes: dict[str, int],
+    sizes: dict[str, int | None],
     halves_file: str,
     halves: str,
     errors: Mapping[str, str],

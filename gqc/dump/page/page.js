@@ -440,7 +440,7 @@ $("legend").append(...[["quantize", "float → int8"], ["int8", "computes in int
   const [model, ...rest] = DATA.title.split(", ");
   $("model").textContent = model;
   $("where").textContent = rest.join(" · ");
-  $("sizes").textContent = Object.entries(DATA.sizes).map(([k, v]) => `${k} = ${v.toLocaleString("en")}`).join("   ");
+  $("sizes").textContent = Object.entries(DATA.sizes).map(([k, v]) => v === null ? `${k} not fixed` : `${k} = ${v.toLocaleString("en")}`).join("   ");
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const hash = new URLSearchParams(location.hash.slice(1)), pass = DATA.passes.findIndex(p => p.name === hash.get("pass"));
   Object.assign(state, { pass: pass < 0 ? last : pass, node: hash.get("node") || "", tab: TABS.some(t => t[0] === hash.get("tab")) ? hash.get("tab") : "graph" });
