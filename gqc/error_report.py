@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from gqc.compile import state_of
 from gqc.joint import SEED, TANGENT
 from gqc.passes.nodes import half, origin
-from gqc.passes.primitive import mark
+from gqc.passes.primitive import mark, ops
 from gqc.side_by_side import QUANTIZE, Values, run_both
 from gqc.text import printed
 from gqc.variant import CompiledStage, IslandStep
@@ -213,13 +213,15 @@ class _Recorder:
 
 def _error(node: fx.Node, value: Values, kinds: dict[fx.Node, str], parameter: str) -> NodeError | None:
     primitive = mark(node)
-    kind = primitive.kind if primitive is not None else OPERAND if node.target is QUANTIZE else kinds.get(node)
+    kind = primitive.kind if primitive is not None else OPERAND if node.target in QUANTIZE else kinds.get(node)
     if kind is None:
         return None
     quantized, exact, unrounded = value.quantized, value.exact, value.unrounded
     if kind == OPERAND:
-        int8, scale = quantized
-        quantized = int8.float() * scale
+        values, scale = quantized
+        if values.dtype is torch.uint8:
+            values = ops.unpack_int4(values, exact[0].shape[1:])
+        quantized = values.float() * scale
     quantized, exact, unrounded = (v[0] if isinstance(v, tuple) else v for v in (quantized, exact, unrounded))
     if not (isinstance(exact, Tensor) and exact.is_floating_point()):
         return None

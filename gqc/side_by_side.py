@@ -18,7 +18,7 @@ from gqc.passes.exact_form import EXACT_FORMS
 from gqc.passes.nodes import is_random, is_updated
 from gqc.passes.primitive import ops
 
-QUANTIZE = ops.quantize.default
+QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     random = is_random(node)
     generator = torch.get_rng_state() if random else None
     args, quantized = _run(node, node.target, lambda n: env[n].quantized)
-    if node.target is QUANTIZE:
+    if node.target in QUANTIZE:
         unscaled = torch.ones(())
         return Values(quantized, (env[node.args[0]].exact, unscaled), (args[0], unscaled))  # type: ignore[index]
     form = EXACT_FORMS.get(node.target, node.target)  # type: ignore[arg-type]
     if generator is not None:
         torch.set_rng_state(generator)
     _, exact = _run(node, form, lambda n: env[n].exact)
-    if node.target is not operator.getitem and not any(map(_is_int8, node.all_input_nodes)):
+    if node.target is not operator.getitem and not any(map(_is_quantized, node.all_input_nodes)):
         return Values(quantized, exact, quantized)
     _, unrounded = _run(node, form, lambda n: env[n].quantized if _is_float(n) else env[n].unrounded)
     return Values(quantized, exact, unrounded)
@@ -90,9 +90,9 @@ def _run(node: fx.Node, target: Any, value: Callable[[fx.Node], Any]) -> tuple[t
     return args, target(*args, **kwargs)
 
 
-def _is_int8(node: fx.Node) -> bool:
+def _is_quantized(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype is torch.int8
+    return isinstance(value, Tensor) and value.dtype in (torch.int8, torch.uint8)
 
 
 def _is_float(node: fx.Node) -> bool:

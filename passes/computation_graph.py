@@ -32,9 +32,10 @@ from gqc.passes.nodes import (
 from gqc.passes.primitive import mark, ops
 
 SAME, RESHAPED, EXPANDED, CAST, PART, UPDATED = "same", "reshaped", "expanded", "cast", "part", "updated"
+UNPACKED = "unpacked"
 """How a tensor follows from another whose values it carries."""
 
-_COPIES = (aten.clone.default, aten.lift_fresh_copy.default, aten._to_copy.default)
+_COPIES = (aten.clone.default, aten.lift_fresh_copy.default, aten._to_copy.default, ops.unpack_int4.default)
 
 
 @dataclass
@@ -76,8 +77,9 @@ class ComputationGraph:
         name = f"{node.name}()"
         primitive, derived = mark(node), derivation(node)
         kind = primitive.kind if primitive is not None else _KINDS.get(node.target, derived[0] if derived else "other")
-        reads_int8 = any(is_tensor(n) and n.meta["val"].dtype is torch.int8 for n in node.all_input_nodes)
-        precision, reason = "int8" if reads_int8 else "fp32", (primitive.kept if primitive is not None else None) or ""
+        read = {_quantized(n) for n in node.all_input_nodes}
+        precision = next((p for p in ("int4", "int8") if p in read), "fp32")
+        reason = (primitive.kept if primitive is not None else None) or ""
         self._add(name, node, type="operator", kind=kind, op=str(node.target), precision=precision, reason=reason)
         self.order[name] = len(self.order)
         for operand in node.all_input_nodes:
@@ -90,7 +92,8 @@ class ComputationGraph:
         shape = "x".join(str(example(size)) for size in value.shape)
         kind = kind or ("gradient" if half(node) == BACKWARD else "activation" if node.op == "call_function" else INPUT)
         nbytes = example_numel(value) * value.dtype.itemsize
-        self._add(node.name, node, type="tensor", kind=kind, precision=_PRECISIONS.get(value.dtype, dtype), dtype=dtype)
+        precision = _quantized(node) or _PRECISIONS.get(value.dtype, dtype)
+        self._add(node.name, node, type="tensor", kind=kind, precision=precision, dtype=dtype)
         self.graph.nodes[node.name].update(shape=shape, bytes=nbytes, result=result)
         producer = node.args[0] if node.target is operator.getitem else node
         if f"{producer.name}()" in self.graph:  # type: ignore[union-attr]
@@ -107,7 +110,7 @@ class ComputationGraph:
         while stack:
             for reader in self.graph.successors(stack.pop()):
                 derived = derivation(self.nodes[reader])
-                if derived is not None and derived[0] in (SAME, RESHAPED, EXPANDED, CAST):
+                if derived is not None and derived[0] in (SAME, RESHAPED, EXPANDED, CAST, UNPACKED):
                     stack.extend(self.graph.successors(reader))
                 else:
                     found.add(reader)
@@ -146,6 +149,13 @@ def derivation(node: fx.Node) -> tuple[str, fx.Node] | None:
     return (how, node.args[0]) if how is not None and is_tensor(node.args[0]) else None  # type: ignore[return-value]
 
 
+def _quantized(node: fx.Node) -> str | None:
+    """The precision of a quantized tensor: packed 4-bit values stand in bytes, as masks may."""
+    if node.target is operator.getitem and node.args[0].target is ops.quantize_int4.default and node.args[1] == 0:  # type: ignore[union-attr]
+        return "int4"
+    return "int8" if is_tensor(node) and node.meta["val"].dtype is torch.int8 else None
+
+
 def carried(tensor: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor that first held a tensor's values, and the reshapes and repetitions from there in order.
 
@@ -165,8 +175,9 @@ _DERIVATIONS = (
     ((aten.expand.default,), EXPANDED),
     ((aten._to_copy.default,), CAST),
     (PARTS, PART),
+    ((ops.unpack_int4.default,), UNPACKED),
 )
-_KINDS = {ops.quantize.default: "quantize", ops.dequantize.default: "dequantize"}
+_KINDS = {ops.quantize.default: "quantize", ops.quantize_int4.default: "quantize", ops.dequantize.default: "dequantize"}
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 

@@ -54,11 +54,49 @@ def _with_absmax(out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return out.to(dtype), out.abs().amax().float() if out.numel() else out.new_zeros((), dtype=torch.float32)
 
 
+def _gemm_int4(a: Values, a_scale: Any, _: Any, b: Values, b_scale: Any, __: Any, *options: Any) -> Any:
+    return _gemm(_matrix(a), a_scale, _matrix(b), b_scale, *options)
+
+
+def _matrix(x: Values) -> Values:
+    return x.reshape(x.shape[0], -1)
+
+
+def _spmm_int4(
+    g: list[Tensor], op: str, u: Values, _: Any, features: list[int], e: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return _spmm(g, op, _unpack(u, features), None, e, None, dtype)
+
+
+def _sddmm_int4(
+    g: list[Tensor],
+    op: str,
+    lhs: Values,
+    _: Any,
+    lhs_features: list[int] | None,
+    rhs: Values,
+    __: Any,
+    rhs_features: list[int] | None,
+    *targets_and_dtype: Any,
+) -> Tensor:
+    lhs = lhs if lhs_features is None else _unpack(lhs, lhs_features)
+    rhs = rhs if rhs_features is None else _unpack(rhs, rhs_features)
+    return _sddmm(g, op, lhs, None, rhs, None, *targets_and_dtype)
+
+
+def _unpack(x: Values, features: list[int]) -> Values:
+    return x.reshape(x.shape[0], *features)
+
+
 EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qgemm.default: _gemm,
     ops.qspmm.default: _spmm,
     ops.qspmm_cmp.default: _spmm_cmp,
     ops.qsddmm.default: _sddmm,
     ops.dequantize.default: _dequantize,
+    ops.qgemm_int4.default: _gemm_int4,
+    ops.qspmm_int4.default: _spmm_int4,
+    ops.qsddmm_int4.default: _sddmm_int4,
+    ops.unpack_int4.default: _unpack,
 }
 """By quantized op; each function takes the op's arguments with float values in the place of int8 ones."""

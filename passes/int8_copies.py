@@ -10,12 +10,12 @@ from gqc.passes.nodes import example_numel, half, origin, pick
 from gqc.passes.primitive import ops
 from gqc.passes.report import Lifetime
 
-QUANTIZE = ops.quantize.default
+QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
 
 
 def quantize_nodes(joint: JointGraph) -> list[fx.Node]:
     """The ``quantize`` nodes of a joint graph in graph order."""
-    return list(joint.graph.find_nodes(op="call_function", target=QUANTIZE, sort=True))
+    return [n for n in joint.graph.nodes if n.op == "call_function" and n.target in QUANTIZE]
 
 
 def bits_of(quantize: fx.Node) -> int:

@@ -1,4 +1,4 @@
-"""Which primitives have an int8 form, and how that form is called."""
+"""Which primitives have an int8 form, which read packed 4-bit values, and how these forms are called."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 Quantized = Callable[[fx.Node], tuple[fx.Node, fx.Node]]
 """Gives the int8 values and the scale of an operand."""
+
+Packed = Callable[[fx.Node], tuple[fx.Node, fx.Node, list[Any]]]
+"""Gives the packed values of an operand of at most 4 bits, their scale and the features of a row."""
 
 Arguments = tuple[Any, ...]
 
@@ -35,6 +38,19 @@ class Int8Form:
     refusal: Callable[[fx.Node], str | None]
     operands: Callable[[fx.Node], list[fx.Node]]
     arguments: Callable[[fx.Node, Quantized], Arguments]
+
+
+@dataclass(frozen=True)
+class Int4Form:
+    """The form of an op that reads packed values; which operands it reads so, its :class:`Int8Form` says.
+
+    Attributes:
+        target: the op on packed values.
+        arguments: arguments of ``target`` for a call.
+    """
+
+    target: Callable[..., Any]
+    arguments: Callable[[fx.Node, Packed], Arguments]
 
 
 def refusal(node: fx.Node) -> str | None:
@@ -73,10 +89,18 @@ def _gemm_operands(node: fx.Node) -> list[fx.Node]:
 
 def _gemm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
     left, right = factors(node)
+    return (*quantized(left.node), *quantized(right.node), *_gemm_options(node))
+
+
+def _gemm_int4_arguments(node: fx.Node, packed: Packed) -> Arguments:
+    (left, left_scale, (left_width,)), (right, right_scale, (right_width,)) = (packed(f.node) for f in factors(node))
+    return (left, left_scale, left_width, right, right_scale, right_width, *_gemm_options(node))
+
+
+def _gemm_options(node: fx.Node) -> Arguments:
     bias = {aten.addmm.default: 0, aten.linear.default: 2}.get(node.target)  # type: ignore[call-overload]
     added = node.args[bias] if bias is not None and len(node.args) > bias else None
-    transposed = (left.transposed, right.transposed)
-    return (*quantized(left.node), *quantized(right.node), *transposed, added, _dtype(node))
+    return (*(f.transposed for f in factors(node)), added, _dtype(node))
 
 
 # SPMM
@@ -99,6 +123,11 @@ def _spmm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
     # Edge weights stay float: one int8 scale over all attention weights rounds those of a hub's edges to nothing.
     relation, op, nodes, edges = node.args
     return (relation, op, *quantized(nodes), edges, None, _dtype(node))  # type: ignore[arg-type]
+
+
+def _spmm_int4_arguments(node: fx.Node, packed: Packed) -> Arguments:
+    relation, op, nodes, edges = node.args
+    return (relation, op, *packed(nodes), edges, _dtype(node))  # type: ignore[arg-type]
 
 
 def _refuse_spmm_cmp(node: fx.Node) -> str | None:
@@ -143,6 +172,15 @@ def _sddmm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
     return (relation, op, *pairs[0], *pairs[1], left_target, right_target, _dtype(node))
 
 
+def _sddmm_int4_arguments(node: fx.Node, packed: Packed) -> Arguments:
+    relation, op, left, right, left_target, right_target = node.args
+    in_int4 = _sddmm_operands(node)
+    triples = [packed(n) if n in in_int4 else (n, None, None) for n in (left, right)]  # type: ignore[arg-type]
+    if op == "div":
+        triples[1] = (right, None, None)  # type: ignore[assignment]
+    return (relation, op, *triples[0], *triples[1], left_target, right_target, _dtype(node))
+
+
 _GEMM = Int8Form(ops.qgemm.default, _refuse_gemm, _gemm_operands, _gemm_arguments)
 
 FORMS = {
@@ -153,6 +191,17 @@ FORMS = {
     ops.spmm_cmp.default: Int8Form(ops.qspmm_cmp.default, _refuse_spmm_cmp, _spmm_cmp_operands, _spmm_cmp_arguments),
     ops.sddmm.default: Int8Form(ops.qsddmm.default, _refuse_sddmm, _sddmm_operands, _sddmm_arguments),
 }
+
+_GEMM_INT4 = Int4Form(ops.qgemm_int4.default, _gemm_int4_arguments)
+
+INT4_FORMS = {
+    aten.mm.default: _GEMM_INT4,
+    aten.addmm.default: _GEMM_INT4,
+    aten.linear.default: _GEMM_INT4,
+    ops.spmm.default: Int4Form(ops.qspmm_int4.default, _spmm_int4_arguments),
+    ops.sddmm.default: Int4Form(ops.qsddmm_int4.default, _sddmm_int4_arguments),
+}
+"""A primitive of at most 4 bits without an entry here reads the values unpacked."""
 
 _NO_FORM = {
     aten.bmm.default: "a batched product has no int8 form",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -39,6 +40,7 @@ PARTS = frozenset({aten.slice.Tensor, aten.select.int, aten.index_select.default
 _SCALINGS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _DROPOUTS = ("native_dropout", "dropout")
 
+_MOVES = (aten.t.default, aten.transpose.int, aten.permute.default)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -140,6 +142,22 @@ def source(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
             path.append(node)
         node = node.args[0]  # type: ignore[assignment]
     return node, path[::-1]
+
+
+def size(node: fx.Node, axis: int) -> fx.Node | int:
+    """A size of a tensor as an argument of a call at the graph's insertion point."""
+    value = node.meta["val"].shape[axis]
+    if isinstance(value, int):
+        return value
+    return call(aten.sym_size.int, (node, axis), node, f"{node.name}_size_{axis}")
+
+
+def same_rows(node: fx.Node) -> bool:
+    """Whether a row of the tensor that first held a node's values is a row of the node, in another shape at most."""
+    values, path = source(node)
+    moved = any(step.target in _MOVES for step in path)
+    sizes = node.meta["val"].shape[0], values.meta["val"].shape[0]
+    return not moved and statically_known_true(sizes[0] == sizes[1])
 
 
 def inputs_of_values(node: fx.Node) -> Iterator[fx.Node]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, fx
 
 from gqc.joint import JointGraph
-from gqc.passes.int8_form import FORMS
-from gqc.passes.nodes import call, drop_unused, origin, pick, replay, source
+from gqc.passes.int8_form import FORMS, INT4_FORMS, Int4Form, Int8Form
+from gqc.passes.nodes import call, drop_unused, origin, pick, replay, same_rows, size, source
 from gqc.passes.primitive import marked, ops
 from gqc.passes.report import QUANTIZED, Decision, Report
 from gqc.policy import Policy
 
-_WITH_ABSMAX = (ops.qgemm.default, ops.qspmm.default)
+MOST_PACKED_BITS = 4
+QUANTIZE = ops.quantize.default
+_WITH_ABSMAX = (ops.qgemm.default, ops.qspmm.default, ops.qgemm_int4.default, ops.qspmm_int4.default)
 
 
 def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
@@ -23,6 +26,9 @@ def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
     Does: quantizes the values of an operand where they are first held, before transposes (the int8 GEMM takes flags
         instead), reshapes and copies. The absmax of a quantized primitive's output comes from its epilogue. Every
         ``quantize`` has a number of its own, which selects its stream of random bits.
+        Values of at most 4 bits are packed two a byte as they are quantized. A primitive with a packed form reads them
+        so, if a row of its operand is a row of what was quantized; the others read them unpacked. So a tensor that
+        both kinds read is quantized once.
     Ensures: a primitive either has ``kept`` set or is an int8 form; the mark is on the int8 form.
     """
     report = Report("quantize_operands")
@@ -30,16 +36,22 @@ def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
     for node, primitive in marked(joint.graph):
         if primitive.kept is not None:
             continue
-        form = FORMS[node.target]  # type: ignore[index]
+        read = FORMS[node.target].operands(node)  # type: ignore[index]
+        form = _form(node, read, primitive.bits)
         with joint.graph.inserting_before(node):
-            pairs = {operand: quantizer(operand, node, primitive.bits) for operand in form.operands(node)}
-            in_int8 = call(form.target, form.arguments(node, pairs.__getitem__), node, f"{node.name}_int8")
+            if isinstance(form, Int4Form):
+                packed = {operand: quantizer.packed(operand, node, primitive.bits) for operand in read}
+                arguments = form.arguments(node, packed.__getitem__)
+            else:
+                pairs = {operand: quantizer(operand, node, primitive.bits) for operand in read}
+                arguments = form.arguments(node, pairs.__getitem__)
+            in_int8 = call(form.target, arguments, node, f"{node.name}_int8")
         in_int8.meta["gqc"] = primitive
         several = isinstance(in_int8.meta["val"], tuple) and isinstance(node.meta["val"], Tensor)
         name, result = node.name, pick(in_int8, 0, f"{node.name}_out") if several else in_int8
         node.replace_all_uses_with(result)
         joint.graph.erase_node(node)
-        operands = ", ".join(operand.name for operand in pairs)
+        operands = ", ".join(operand.name for operand in dict.fromkeys(read))
         reason = f"reads {operands} in int{primitive.bits}"
         report.decisions.append(
             Decision(name, origin(result).module, primitive.kind, primitive.half, QUANTIZED, reason)
@@ -47,6 +59,12 @@ def quantize_operands(joint: JointGraph, policy: Policy) -> Report:
     drop_unused(joint.graph)
     report.numbers["quantize nodes"] = quantizer.count
     return report
+
+
+def _form(node: fx.Node, read: list[fx.Node], bits: int) -> Int8Form | Int4Form:
+    if bits <= MOST_PACKED_BITS and all(map(same_rows, read)):
+        return INT4_FORMS.get(node.target) or FORMS[node.target]  # type: ignore[arg-type,index]
+    return FORMS[node.target]  # type: ignore[index]
 
 
 @dataclass
@@ -63,17 +81,35 @@ class Quantizer:
         Returns:
             The values, in int8 and shaped as ``x``, and the scale.
         """
-        # Without a backward there is no gradient to keep unbiased, and nearest rounding has the smaller error.
-        stochastic = self.policy.rounding == "stochastic" and self.joint.training
         values, path = source(x)
-        seed = self.joint.seed() if stochastic else None
-        arguments = (values, _absmax_of(values), seed, self.count, bits, stochastic)
-        quantized = call(ops.quantize.default, arguments, like, f"{values.name}_quantized")
-        self.count += 1
-        int8, scale = pick(quantized, 0, f"{values.name}_int8"), pick(quantized, 1, f"{values.name}_scale")
+        int8, scale = self._quantize(values, like, bits)
+        if bits <= MOST_PACKED_BITS:
+            int8 = call(ops.unpack_int4.default, (int8, _features(values)), like, f"{values.name}_int8")
         for step in path:
             int8 = replay(step, int8, f"{step.name}_int8")
         return int8, scale
+
+    def packed(self, x: fx.Node, like: fx.Node, bits: int) -> tuple[fx.Node, fx.Node, list[Any]]:
+        """Quantize ``x``, whose rows are those of what first held its values, to at most 4 bits.
+
+        Returns:
+            The packed values, the scale, and the shape of a row of ``x``.
+        """
+        return (*self._quantize(source(x)[0], like, bits), _features(x))
+
+    def _quantize(self, values: fx.Node, like: fx.Node, bits: int) -> tuple[fx.Node, fx.Node]:
+        # Without a backward there is no gradient to keep unbiased, and nearest rounding has the smaller error.
+        stochastic = self.policy.rounding == "stochastic" and self.joint.training
+        seed = self.joint.seed() if stochastic else None
+        arguments = (values, _absmax_of(values), seed, self.count, bits, stochastic)
+        target, suffix = (ops.quantize_int4.default, "int4") if bits <= MOST_PACKED_BITS else (QUANTIZE, "int8")
+        quantized = call(target, arguments, like, f"{values.name}_quantized")
+        self.count += 1
+        return pick(quantized, 0, f"{values.name}_{suffix}"), pick(quantized, 1, f"{values.name}_scale")
+
+
+def _features(x: fx.Node) -> list[Any]:
+    return [size(x, axis) for axis in range(1, x.meta["val"].dim())]
 
 
 def _absmax_of(values: fx.Node) -> fx.Node | None:

@@ -19,8 +19,10 @@ REPEATED = RESHAPES | {
     aten.slice.Tensor,
     aten.select.int,
     ops.dequantize.default,
+    ops.unpack_int4.default,
 }
-"""Ops that the backward repeats: views, which cost nothing, and the return from int8, whose result is larger."""
+"""Ops that the backward repeats: views, which cost nothing, and the return from int8 or packed values, whose result is
+larger."""
 
 _HELD_BYTES = 1
 _SIZE_BYTES = 8

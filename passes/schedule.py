@@ -15,7 +15,7 @@ from gqc.passes.primitive import mark, ops
 from gqc.passes.report import MOVED, Decision, Report
 from gqc.policy import Policy
 
-_LIGHT = (QUANTIZE, ops.absmax.default, operator.getitem)
+_LIGHT = (*QUANTIZE, ops.unpack_int4.default, ops.absmax.default, operator.getitem)
 
 
 def schedule(joint: JointGraph, policy: Policy) -> Report:

@@ -8,12 +8,14 @@ from torch import fx
 
 from gqc.joint import PARAMETER, JointGraph
 from gqc.passes.computation_graph import CAST, PART, UPDATED, ComputationGraph, carried, derivation
-from gqc.passes.int8_copies import QUANTIZE, bits_of, copies_and_readers, lifetimes, quantize_nodes
+from gqc.passes.int8_copies import bits_of, copies_and_readers, lifetimes, quantize_nodes
 from gqc.passes.nodes import call, drop_unused, half, mutates, origin, pick, replay, source
 from gqc.passes.primitive import mark, ops
 from gqc.passes.report import SHARED, UNSHARED, Decision, Report
 from gqc.passes.verify import names_parameter, results_and_updates
 from gqc.policy import Policy
+
+PACK, UNPACK = ops.quantize_int4.default, ops.unpack_int4.default
 
 __all__ = ["quantize_nodes", "share_quantized"]
 
@@ -26,7 +28,7 @@ def share_quantized(joint: JointGraph, policy: Policy) -> Report:
         same values, through reshapes, transposes, expansions, copies, and scalings and dropouts that change nothing.
         This joins siblings (the GEMMs of GraphSAGE), layers and relations, the forward with the backward (whose saved
         tensor is then the int8 copy) and the users of one gradient. An int8 copy of a parameter lives from the forward
-        to the backward of one step.
+        to the backward of one step. Packed values are unpacked once, too.
     Legal because one scale a tensor stands for every element, whatever their order and the contracted axis. Refused,
         with the reason, for
 
@@ -34,7 +36,8 @@ def share_quantized(joint: JointGraph, policy: Policy) -> Report:
         - values that were cast between: they are others;
         - one that rounds to nearest and one that rounds stochastically, or that another absmax scales;
         - a tensor updated in place between the two uses, itself or through a view;
-        - a parameter whose copy leaves the step.
+        - a parameter whose copy leaves the step;
+        - values packed in rows of another shape.
 
     Ensures: no two ``quantize`` nodes of one width read the same values, except those refused. The report tells the
         lifetime of each copy.
@@ -47,6 +50,7 @@ def share_quantized(joint: JointGraph, policy: Policy) -> Report:
             report.decisions.append(_decision(node.args[0], UNSHARED, refused))  # type: ignore[arg-type]
     for copies in sharing.sets:
         _merge(copies)
+    _unpack_once(joint)
     drop_unused(joint.graph)
     read = copies_and_readers(joint)
     widths = Counter(node.args[0] for node in read)
@@ -103,6 +107,12 @@ class _Sharing:
             return "one rounds to nearest, the other stochastically"
         if _absmax(first, root) is not _absmax(second, root):
             return f"another absmax scales {second.args[0]}"
+        if (
+            first.target is PACK
+            and first.args[0] is not second.args[0]
+            and any(carried(n.args[0])[1] for n in (first, second))
+        ):  # type: ignore[arg-type]
+            return f"{second.args[0]} is packed in rows of another shape"
         return self._updated_between(root, first, second) or self._leaves(root, first, second)
 
     def _updated_between(self, root: fx.Node, first: fx.Node, second: fx.Node) -> str | None:
@@ -177,7 +187,7 @@ def _merge(copies: list[fx.Node]) -> None:
     if any(node.args[0] is not values for node in copies):
         root, _ = carried(values)  # type: ignore[arg-type]
         with first.graph.inserting_before(first):
-            shared = call(QUANTIZE, (root, *first.args[1:]), first, f"{root.name}_quantized")
+            shared = call(first.target, (root, *first.args[1:]), first, f"{root.name}_quantized")  # type: ignore[arg-type]
     for node in copies:
         if node is shared:
             continue
@@ -188,6 +198,15 @@ def _merge(copies: list[fx.Node]) -> None:
                     int8 = replay(step, int8, f"{step.name}_int8")
         pick(node, 0).replace_all_uses_with(int8)
         pick(node, 1).replace_all_uses_with(pick(shared, 1))
+
+
+def _unpack_once(joint: JointGraph) -> None:
+    first: dict[tuple[object, ...], fx.Node] = {}
+    for node in joint.graph.find_nodes(op="call_function", target=UNPACK, sort=True):
+        packed, features = node.args
+        same = first.setdefault((packed, *features), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
 
 
 def _decision(values: fx.Node, action: str, reason: str) -> Decision:

@@ -13,7 +13,9 @@ from gqc.joint import PARAMETER, TANGENT, JointGraph
 from gqc.passes.nodes import mutates, source
 from gqc.passes.primitive import KINDS, mark, ops
 
-_INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default)
+_INT4_FORMS = (ops.qgemm_int4.default, ops.qspmm_int4.default, ops.qsddmm_int4.default)
+_INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default, *_INT4_FORMS)
+_QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
 
 
 def verify(joint: JointGraph, after: str, found: bool = True) -> None:
@@ -78,7 +80,7 @@ def _wrong_operands(node: fx.Node) -> Iterator[str]:
         if schema.name.endswith("_scale") and isinstance(argument, fx.Node):
             position = node.args.index(argument)
             values, scale = node.args[position - 1].meta["val"], argument.meta["val"]  # type: ignore[union-attr]
-            if values.dtype is not torch.int8:
+            if values.dtype is not (torch.uint8 if node.target in _INT4_FORMS else torch.int8):
                 yield f"operand {node.args[position - 1]} has a scale but is {values.dtype}"
             if scale.dtype is not torch.float32 or scale.dim() != 0:
                 yield f"scale {argument} is not a float32 number"
@@ -95,8 +97,10 @@ def results_and_updates(joint: JointGraph) -> Iterator[fx.Node]:
 def _quantized_parameter(joint: JointGraph, node: fx.Node) -> fx.Node | None:
     parameters = {p.node for p in joint.placeholders if p.kind == PARAMETER}
     picked, _ = source(node)
+    if picked.target is ops.unpack_int4.default:
+        picked, _ = source(picked.args[0])  # type: ignore[arg-type]
     quantize = picked.args[0] if picked.args else None
-    if isinstance(quantize, fx.Node) and quantize.target is ops.quantize.default:
+    if isinstance(quantize, fx.Node) and quantize.target in _QUANTIZE:
         values, _ = source(quantize.args[0])  # type: ignore[arg-type]
         return values if values in parameters or names_parameter(joint, values) else None
     return None

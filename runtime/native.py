@@ -27,20 +27,22 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {
     # graph
     "spmm": "iiippppppp",
-    "qspmm": "iiipppppppppp",
+    "qspmm": "iiipppppppippp",
     "spmm_cmp": "iiipppppipp",
     "spmm_cmp_bwd": "iippppip",
     "spmm_cmp_bwd_src": "iiipppip",
     "sddmm": "iiipppppp",
-    "qsddmm": "iiipppppppp",
+    "qsddmm": "iiippppppipp",
     "edge_softmax": "iipppip",
     "edge_softmax_bwd": "iippppip",
     # quantize
     "absmax": "piip",
     "quantize": "piippiiipp",
+    "quantize_int4": "piiippiiipp",
+    "unpack_int4": "piip",
     "dequantize": "ppiip",
     # gemm
-    "qgemm": "ppppiiiiipipp",
+    "qgemm": "ppippiiiiiipipp",
     # dropout
     "dropout": "piipiifpp",
     "dropout_backward": "piipfp",
@@ -135,6 +137,9 @@ def _library() -> ctypes.CDLL:
     except OSError as error:
         raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
     library.gqc_isas.restype = ctypes.c_char_p
+    missing = [name for name in SIGNATURES if not hasattr(library, f"gqc_{name}_portable")]
+    if missing:  # the arguments of the others may have changed too
+        raise KernelError(f"{_library_path()} has no kernel {missing[0]!r}: it is older than the sources; {_BUILD}")
     return library
 
 

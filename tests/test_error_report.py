@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import gqc
 from gqc.passes.exact_form import EXACT_FORMS
-from gqc.passes.int8_form import FORMS
+from gqc.passes.int8_form import FORMS, INT4_FORMS
 
 
 class MLP(nn.Module):
@@ -39,19 +39,20 @@ def relative(got: Tensor, true: Tensor) -> float:
     return ((got - true).norm() / true.norm()).item()
 
 
-def rounded(x: Tensor) -> Tensor:
-    scale = x.abs().max() / 127
-    return torch.floor(x / scale + 0.5).clamp(-127, 127) * scale
+def rounded(x: Tensor, bits: int = 8) -> Tensor:
+    scale = x.abs().max() / (2 ** (bits - 1) - 1)
+    return torch.floor(x / scale + 0.5) * scale
 
 
-def test_errors_are_those_of_rounding():
+@pytest.mark.parametrize("bits", [8, 4])
+def test_errors_are_those_of_rounding(bits):
     model = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 8, bias=False))
     x = torch.randn(500, 32)
-    compiled = gqc.compile(model, rounding="nearest", keep_output_layer=False)
+    compiled = gqc.compile(model, bits=bits, rounding="nearest", keep_output_layer=False)
     with torch.no_grad():
         report = gqc.error_report(compiled, x)
-        hidden = rounded(x) @ rounded(model[0].weight).t()
-        out = rounded(hidden.relu()) @ rounded(model[2].weight).t()
+        hidden = rounded(x, bits) @ rounded(model[0].weight, bits).t()
+        out = rounded(hidden.relu(), bits) @ rounded(model[2].weight, bits).t()
         unrounded = hidden.relu() @ model[2].weight.t()
         exact = model(x)
     first, last = sorted(report.of("gemm"), key=lambda n: n.module)
@@ -59,7 +60,7 @@ def test_errors_are_those_of_rounding():
     assert last.relative == pytest.approx(relative(out, exact), rel=0.02)
     assert last.own == pytest.approx(relative(out, unrounded), rel=0.02)
     assert len(report.of("operand")) == 4
-    assert all(0 < n.own < 0.02 for n in report.of("operand"))
+    assert all(0 < n.own < 0.02 * 2 ** (8 - bits) for n in report.of("operand"))
 
 
 def test_gradients_are_named_and_worst_comes_first():
@@ -78,7 +79,7 @@ def test_without_quantization_nothing_differs():
 
 
 def test_every_quantized_op_has_an_exact_form():
-    assert {form.target for form in FORMS.values()} <= EXACT_FORMS.keys()
+    assert {form.target for form in (*FORMS.values(), *INT4_FORMS.values())} <= EXACT_FORMS.keys()
 
 
 @pytest.mark.parametrize("seed", [None, 5])

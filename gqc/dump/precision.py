@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -17,13 +18,19 @@ def precision(node: fx.Node, primitive: Primitive | None) -> str:
     full precision. Everything else is called after its dtype: ``"float32"``, ``"bfloat16"``, ..., ``"index"`` for
     other integers, ``"mask"`` for booleans and packed bits, ``"size"`` for numbers.
     """
-    if node.target is ops.quantize.default:
+    if node.target in (ops.quantize.default, ops.quantize_int4.default):
         return QUANTIZE
-    if reads_quantized(node):
+    if reads_quantized(node) or node.target is ops.unpack_int4.default or _is_packed(node):
         return INT8
     if primitive is not None and primitive.kept is not None:
         return KEPT
     return _of(node.meta.get("val"))
+
+
+def _is_packed(node: fx.Node) -> bool:
+    """Whether a node is values of at most 4 bits, which stand in bytes as masks do."""
+    made = node.target is operator.getitem and node.args[1] == 0
+    return made and node.args[0].target is ops.quantize_int4.default  # type: ignore[union-attr]
 
 
 def reads_quantized(node: fx.Node) -> bool:

@@ -12,7 +12,7 @@ from gqc.passes.primitive import ops
 
 def scale_source(node: fx.Node) -> str:
     """One line for a ``quantize`` node, ``""`` for others."""
-    if node.target is not ops.quantize.default:
+    if node.target not in (ops.quantize.default, ops.quantize_int4.default):
         return ""
     given: dict[str, Any] = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)}
     bits, absmax = given.get("bits", 8), given.get("absmax")

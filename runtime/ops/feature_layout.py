@@ -54,11 +54,12 @@ def layout_of(op: str, lhs: Tensor, rhs: Tensor | None) -> FeatureLayout:
         KernelError: if the features do not broadcast.
     """
     features = lhs.shape[1:]
-    return _layout(op, features, features if rhs is None else rhs.shape[1:])
+    return layout_of_features(op, features, features if rhs is None else rhs.shape[1:])
 
 
 @lru_cache(maxsize=1024)
-def _layout(op: str, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> FeatureLayout:
+def layout_of_features(op: str, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> FeatureLayout:
+    """Layout of ``op`` on rows of ``lhs`` and ``rhs`` features, as :func:`layout_of`."""
     rank = max(len(lhs), len(rhs))
     axes = []
     for left, right in zip(pad_left(lhs, rank), pad_left(rhs, rank), strict=True):
@@ -73,7 +74,7 @@ def _layout(op: str, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> FeatureLayou
         if lhs[-1:] != rhs[-1:] or not lhs:
             raise KernelError(f"gqc dot: the last axes of features {list(lhs)} and {list(rhs)} must have the same size")
         if lhs[-1] == 1:
-            return _layout("mul", lhs, rhs)
+            return layout_of_features("mul", lhs, rhs)
         outer, inner, features = _merged(axes[:-1]), axes[-1], (*features[:-1], 1)
     else:
         *outer, inner = _merged(axes) or [_Axis(1, True, True)]

@@ -8,6 +8,7 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import native
 from gqc.runtime.native import pointer
+from gqc.runtime.ops.int4 import check_packed, unpack, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float
 
@@ -31,30 +32,39 @@ def _qgemm(
             f"gqc.qgemm: a {tuple(a.shape)} (trans_a={trans_a}), b {tuple(b.shape)} (trans_b={trans_b}) and bias "
             f"{None if bias is None else tuple(bias.shape)} do not fit together"
         )
+    for x in (a, b):
+        if x.dtype is not torch.int8:
+            raise KernelError(f"gqc.qgemm needs int8 matrices and got {x.dtype}: quantize them first")
     a, trans_a = _contiguous(a, trans_a)
     b, trans_b = _contiguous(b, trans_b)
     if trans_a and m > k:
         # The kernel shares out the contracted index of a transposed operand, which pays for small outputs only.
         a, trans_a = a.t().contiguous(), False
-    if bias is not None:
-        bias = bias.float().contiguous()
+    return _product(a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b, bias, dtype)
+
+
+def _product(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    sizes: tuple[int, int, int],
+    trans_a: bool,
+    trans_b: bool,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Run the kernel on matrices that are int8, or packed where they are uint8."""
+    m, n, k = sizes
     out = a.new_empty((m, n), dtype=dtype)
     absmax = torch.empty_like(a_scale)
+    bias = None if bias is None else bias.float().contiguous()
     native.run(
         "qgemm",
-        pointer(a, torch.int8),
-        pointer(a_scale, torch.float32),
-        pointer(b, torch.int8),
-        pointer(b_scale, torch.float32),
-        m,
-        n,
-        k,
-        trans_a,
-        trans_b,
-        None if bias is None else bias.data_ptr(),
-        dtype is torch.bfloat16,
-        out.data_ptr(),
-        absmax.data_ptr(),
+        *(pointer(a, a.dtype), pointer(a_scale, torch.float32), a.dtype is torch.uint8),
+        *(pointer(b, b.dtype), pointer(b_scale, torch.float32), b.dtype is torch.uint8),
+        *(m, n, k, trans_a, trans_b, None if bias is None else bias.data_ptr()),
+        *(dtype is torch.bfloat16, out.data_ptr(), absmax.data_ptr()),
     )
     return out, absmax
 
@@ -84,9 +94,60 @@ def _qgemm_fake(
     return a.new_empty((m, n), dtype=dtype), a.new_empty((), dtype=torch.float32)
 
 
+def _qgemm_int4(
+    a: Tensor,
+    a_scale: Tensor,
+    a_width: int,
+    b: Tensor,
+    b_scale: Tensor,
+    b_width: int,
+    trans_a: bool,
+    trans_b: bool,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    refuse_gradient("qgemm_int4", a_scale, b_scale, bias)
+    check_float("qgemm_int4", dtype)
+    check_packed("qgemm_int4", a, [a_width])
+    check_packed("qgemm_int4", b, [b_width])
+    m, k = (a_width, a.shape[0]) if trans_a else (a.shape[0], a_width)
+    k_of_b, n = (b_width, b.shape[0]) if trans_b else (b.shape[0], b_width)
+    if k != k_of_b or (bias is not None and bias.shape != (n,)):
+        raise KernelError(
+            f"gqc.qgemm_int4: a {(a.shape[0], a_width)} (trans_a={trans_a}), b {(b.shape[0], b_width)} "
+            f"(trans_b={trans_b}) and bias {None if bias is None else tuple(bias.shape)} do not fit together"
+        )
+    a, b = a.contiguous(), b.contiguous()
+    if trans_a and m > k:  # as in qgemm; a transposed copy cannot be made of half bytes
+        a, trans_a = unpack(a, [a_width]).t().contiguous(), False
+    return _product(a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b, bias, dtype)
+
+
+def _qgemm_int4_fake(
+    a: Tensor,
+    a_scale: Tensor,
+    a_width: int,
+    b: Tensor,
+    b_scale: Tensor,
+    b_width: int,
+    trans_a: bool,
+    trans_b: bool,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    a, b = unpacked_like(a, [a_width]), unpacked_like(b, [b_width])
+    return _qgemm_fake(a, a_scale, b, b_scale, trans_a, trans_b, bias, dtype)
+
+
 define(
     "qgemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, bool trans_a, bool trans_b, Tensor? bias, "
     "ScalarType dtype) -> (Tensor out, Tensor absmax)",
     cpu=_qgemm,
     fake=_qgemm_fake,
+)
+define(
+    "qgemm_int4(Tensor a, Tensor a_scale, SymInt a_width, Tensor b, Tensor b_scale, SymInt b_width, bool trans_a, "
+    "bool trans_b, Tensor? bias, ScalarType dtype) -> (Tensor out, Tensor absmax)",
+    cpu=_qgemm_int4,
+    fake=_qgemm_int4_fake,
 )

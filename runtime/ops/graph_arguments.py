@@ -107,6 +107,15 @@ def check_quantized(name: str, *pairs: tuple[Tensor | None, Tensor | None], dtyp
             )
     if all(scale is None for _, scale in pairs):
         raise KernelError(f"gqc.{name}: no operand has a scale: use the full-precision op instead")
+    check_output(name, dtype)
+
+
+def check_output(name: str, dtype: torch.dtype) -> None:
+    """Refuse an output dtype that is no float.
+
+    Raises:
+        KernelError: naming it.
+    """
     if dtype not in FLOATS:
         raise KernelError(f"gqc.{name}: output of {dtype}: only floating-point types are computed")
 

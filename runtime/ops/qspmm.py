@@ -8,16 +8,18 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import native
 from gqc.runtime.features import out_features
-from gqc.runtime.ops.feature_layout import OP_CODES, layout_of
+from gqc.runtime.ops.feature_layout import OP_CODES, FeatureLayout, layout_of, layout_of_features
 from gqc.runtime.ops.graph_arguments import (
     address,
     check_operands,
+    check_output,
     check_quantized,
     check_reduce,
     is_int64,
     operands,
     quantized_or_float32,
 )
+from gqc.runtime.ops.int4 import packed_or_float32, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.spmm_cmp import best_rows
 from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst
@@ -44,7 +46,19 @@ def _qspmm(
     lhs, rhs = (u, sources, u_scale), (e, eids, e_scale)
     if u is None:
         lhs, rhs = rhs, lhs
-    layout = layout_of(op, lhs[0], rhs[0])
+    return _sum(g, op, layout_of(op, lhs[0], rhs[0]), lhs, rhs, dtype, packed=False)
+
+
+def _sum(
+    g: list[Tensor],
+    op: str,
+    layout: FeatureLayout,
+    lhs: tuple[Tensor | None, int, Tensor | None],
+    rhs: tuple[Tensor | None, int, Tensor | None],
+    dtype: torch.dtype,
+    packed: bool,
+) -> tuple[Tensor, Tensor]:
+    """Run the kernel on operands, the addresses of the rows that entries read, and scales."""
     out = g[0].new_empty((num_dst(g), *layout.features), dtype=torch.float32)
     absmax = out.new_zeros(())
     if out.numel():
@@ -52,7 +66,7 @@ def _qspmm(
             "qspmm",
             *(OP_CODES[op], is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr()),
             *(address(lhs[0]), lhs[1], address(lhs[2]), address(rhs[0]), rhs[1], address(rhs[2])),
-            *(layout.address, out.data_ptr(), absmax.data_ptr()),
+            *(packed, layout.address, out.data_ptr(), absmax.data_ptr()),
         )
     if dtype is torch.float32:
         return out, absmax
@@ -90,6 +104,41 @@ def _qspmm_cmp_fake(
     return u.new_empty(shape, dtype=dtype), u.new_empty(shape, dtype=torch.int64)
 
 
+def _qspmm_int4(
+    g: list[Tensor],
+    op: str,
+    u: Tensor,
+    u_scale: Tensor,
+    u_features: list[int],
+    e: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    if op not in ("copy_lhs", "mul"):
+        raise KernelError(f"gqc.qspmm_int4: operation {op!r}: expected copy_lhs or mul")
+    _, e = operands(op, u, e)
+    check_operands("qspmm_int4", op, g, (u, "u"), (e, "e"))
+    check_output("qspmm_int4", dtype)
+    refuse_gradient("qspmm_int4", u, e)
+    u, features = packed_or_float32("qspmm_int4", u, u_scale, u_features)
+    if e is not None:
+        e, edge_features = packed_or_float32("qspmm_int4", e, None, None)
+    layout = layout_of_features(op, features, features if e is None else edge_features)
+    lhs, rhs = (u, g[CSC_INDICES].data_ptr(), u_scale), (e, g[CSC_EIDS].data_ptr(), None)
+    return _sum(g, op, layout, lhs, rhs, dtype, packed=True)
+
+
+def _qspmm_int4_fake(
+    g: list[Tensor],
+    op: str,
+    u: Tensor,
+    u_scale: Tensor,
+    u_features: list[int],
+    e: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    return _qspmm_fake(g, op, unpacked_like(u, u_features), u_scale, e, None, dtype)
+
+
 define(
     "qspmm(Tensor[] g, str op, Tensor? u, Tensor? u_scale, Tensor? e, Tensor? e_scale, ScalarType dtype) "
     "-> (Tensor out, Tensor absmax)",
@@ -100,4 +149,10 @@ define(
     "qspmm_cmp(Tensor[] g, str reduce, Tensor u, Tensor u_scale, ScalarType dtype) -> (Tensor out, Tensor arg)",
     cpu=_qspmm_cmp,
     fake=_qspmm_cmp_fake,
+)
+define(
+    "qspmm_int4(Tensor[] g, str op, Tensor u, Tensor u_scale, SymInt[] u_features, Tensor? e, ScalarType dtype) "
+    "-> (Tensor out, Tensor absmax)",
+    cpu=_qspmm_int4,
+    fake=_qspmm_int4_fake,
 )

@@ -26,6 +26,22 @@ def check_float(op: str, dtype: torch.dtype) -> None:
         raise KernelError(f"gqc.{op} knows float32 and bfloat16 and got {dtype}: convert the tensor first")
 
 
+def check_quantize(op: str, x: Tensor, seed: Tensor | None, bits: int, stochastic: bool, most: int) -> None:
+    """Check the arguments of an op that quantizes ``x`` to 2 to ``most`` bits.
+
+    Raises:
+        KernelError: naming the argument.
+    """
+    refuse_gradient(op, x)
+    check_float(op, x.dtype)
+    if not 2 <= bits <= most:
+        raise KernelError(f"gqc.{op}: bits={bits} is outside 2 .. {most}")
+    if seed is None and stochastic:
+        raise KernelError(f"gqc.{op}: stochastic rounding needs a seed, the int64 tensor [number drawn, step]")
+    if seed is not None and seed.numel() != 2:
+        raise KernelError(f"gqc.{op}: seed has {seed.numel()} elements; it holds the step's number and the step")
+
+
 def _absmax(x: Tensor) -> Tensor:
     refuse_gradient("absmax", x)
     check_float("absmax", x.dtype)
@@ -42,14 +58,7 @@ def _absmax_fake(x: Tensor) -> Tensor:
 def _quantize(
     x: Tensor, absmax: Tensor | None, seed: Tensor | None, node: int, bits: int, stochastic: bool
 ) -> tuple[Tensor, Tensor]:
-    refuse_gradient("quantize", x)
-    check_float("quantize", x.dtype)
-    if not 2 <= bits <= 8:
-        raise KernelError(f"gqc.quantize: bits={bits} is outside 2 .. 8")
-    if seed is None and stochastic:
-        raise KernelError("gqc.quantize: stochastic rounding needs a seed, the int64 tensor [number drawn, step]")
-    if seed is not None and seed.numel() != 2:
-        raise KernelError(f"gqc.quantize: seed has {seed.numel()} elements; it holds the step's number and the step")
+    check_quantize("quantize", x, seed, bits, stochastic, most=8)
     x = x.contiguous()
     q = torch.empty_like(x, dtype=torch.int8)
     scale = x.new_empty((), dtype=torch.float32)

@@ -14,11 +14,31 @@ constexpr int64_t kChunk = 256;     // contracted rows that are packed at a time
 constexpr int64_t kLeftPanel = 48;  // left rows of a panel: whole register tiles and whole vectors
 static_assert(kLeftPanel % kRows == 0 && kChunk % kGroup == 0 && kExactProducts % kChunk == 0);
 
+// A factor, group of kGroup contracted rows by group. Where its lines run along k it is int8.
+class Groups {
+  public:
+    explicit Groups(const Factor& x) : x_(x), lines_(x.matrix, x.k_contiguous ? 0 : kGroup) {}
+
+    bool ok() const { return lines_.ok(); }
+
+    // Rows k .. k + count as an operand that starts at row 0.
+    Operand at(int64_t k, int64_t count) const {
+        if (x_.k_contiguous) return {x_.matrix.line(0) + k, x_.matrix.width, true};
+        return {lines_.read(k, count), x_.matrix.width, false};
+    }
+
+  private:
+    Factor x_;
+    Lines lines_;
+};
+
 // One thread's share: packs chunks of both operands and keeps int32 sums of the whole output.
 class PartialProduct {
   public:
-    explicit PartialProduct(Shape shape)
+    PartialProduct(Shape shape, const Factor& left, const Factor& right)
         : shape_(shape),
+          left_groups_(left),
+          right_groups_(right),
           m_packed_(round_up(shape.m, kLeftPanel)),
           n_packed_(round_up(shape.n, kLanes)),
           left_(m_packed_ * kChunk),
@@ -32,10 +52,12 @@ class PartialProduct {
         excess_.clear();
     }
 
-    bool ok() const { return left_.ok() && right_.ok() && sums_.ok() && excess_.ok(); }
+    bool ok() const {
+        return left_groups_.ok() && right_groups_.ok() && left_.ok() && right_.ok() && sums_.ok() && excess_.ok();
+    }
 
-    void add_chunk(Operand left, Operand right, int64_t k0, int64_t k_count) {
-        pack(left, right, k0, k_count);
+    void add_chunk(int64_t k0, int64_t k_count) {
+        pack(k0, k_count);
         const int64_t groups = round_up(k_count, kGroup) / kGroup;
         for (int64_t j0 = 0; j0 < shape_.n; j0 += kColumns) {
             const int vectors = Panel(shape_.n, j0).vectors;
@@ -60,22 +82,24 @@ class PartialProduct {
 
   private:
     // Group by group, so that wide rows are read as they lie in memory.
-    void pack(Operand left, Operand right, int64_t k0, int64_t k_count) {
+    void pack(int64_t k0, int64_t k_count) {
         for (int64_t k = 0; k < k_count; k += kGroup) {
             const int64_t count = k_count - k < kGroup ? k_count - k : kGroup;
+            const Operand left = left_groups_.at(k0 + k, count), right = right_groups_.at(k0 + k, count);
             for (int64_t i0 = 0; i0 < shape_.m; i0 += kLeftPanel) {
                 const int64_t rows = shape_.m - i0 < kLeftPanel ? shape_.m - i0 : kLeftPanel;
-                pack_group<Left, encode_left>(left, k0 + k, count, i0, rows, &left_[i0 * kChunk + k * kLeftPanel]);
+                pack_group<Left, encode_left>(left, 0, count, i0, rows, &left_[i0 * kChunk + k * kLeftPanel]);
             }
             for (int64_t j0 = 0; j0 < shape_.n; j0 += kColumns) {
                 const Panel panel(shape_.n, j0);
-                pack_group<Right, encode_right>(right, k0 + k, count, j0, panel.columns,
+                pack_group<Right, encode_right>(right, 0, count, j0, panel.columns,
                                                 &right_[j0 * kChunk + k * panel.vectors * kLanes]);
             }
         }
     }
 
     Shape shape_;
+    Groups left_groups_, right_groups_;
     int64_t m_packed_, n_packed_;
     Buffer<Left> left_;    // a chunk of all rows, a panel after the other
     Buffer<Right> right_;  // a chunk of all columns, a panel after the other
@@ -83,9 +107,21 @@ class PartialProduct {
     Buffer<uint32_t> excess_;
 };
 
+// In int8 as a whole, if its lines run along k: a group of contracted rows is then no run of bytes.
+inline Factor unpacked_if_along_k(const Factor& x, const Lines& all) {
+    const Matrix& matrix = x.matrix;
+    if (!x.k_contiguous || !matrix.packed) return x;
+    return {{all.read(0, matrix.lines), matrix.lines, matrix.width, false}, true};
+}
+
 template <typename Out>
-Error gemm_by_contraction(int64_t threads, Shape shape, Operand left, Operand right, const Epilogue<Out>& epilogue) {
+Error gemm_by_contraction(int64_t threads, Shape shape, const Factor& left, const Factor& right,
+                          const Epilogue<Out>& epilogue) {
     const auto [m, n, k] = shape;
+    const Lines all_left(left.matrix, left.k_contiguous ? left.matrix.lines : 0);
+    const Lines all_right(right.matrix, right.k_contiguous ? right.matrix.lines : 0);
+    if (!all_left.ok() || !all_right.ok()) return kOutOfMemory;
+    const Factor left_read = unpacked_if_along_k(left, all_left), right_read = unpacked_if_along_k(right, all_right);
     const Buffer<int64_t> wide(m * n);
     if (!wide.ok()) return kOutOfMemory;
     wide.clear();
@@ -93,13 +129,13 @@ Error gemm_by_contraction(int64_t threads, Shape shape, Operand left, Operand ri
     bool ok = true;
 #pragma omp parallel num_threads(team(threads, m * n * k, kLeastProducts)) reduction(&& : ok)
     {
-        PartialProduct part(shape);
+        PartialProduct part(shape, left_read, right_read);
         ok = part.ok();
         const int64_t share = omp_get_thread_num(), shares = omp_get_num_threads();
         const int64_t first = chunks * share / shares, last = chunks * (share + 1) / shares;
         for (int64_t c = first; c < last && ok; ++c) {
             const int64_t k0 = c * kChunk;
-            part.add_chunk(left, right, k0, k - k0 < kChunk ? k - k0 : kChunk);
+            part.add_chunk(k0, k - k0 < kChunk ? k - k0 : kChunk);
             if ((c - first + 1) % (kExactProducts / kChunk) == 0 || c + 1 == last) {
 #pragma omp critical(gqc_wide_sums)
                 part.empty_into(wide.get());

@@ -10,10 +10,14 @@
 
 namespace gqc::GQC_ISA {
 
-// left: int8 [m, k]; needs k <= kExactProducts.
+// left: [m, k]; needs k <= kExactProducts.
 template <typename Out>
-Error gemm_by_rows(int64_t threads, Shape shape, const int8_t* left, Operand right, const Epilogue<Out>& epilogue) {
+Error gemm_by_rows(int64_t threads, Shape shape, const Matrix& left, const Factor& right,
+                   const Epilogue<Out>& epilogue) {
     const auto [m, n, k] = shape;
+    const Lines all(right.matrix, right.matrix.lines);
+    if (!all.ok()) return kOutOfMemory;
+    const Operand columns_of_right{all.read(0, right.matrix.lines), right.matrix.width, right.k_contiguous};
     const int64_t n_packed = round_up(n, kLanes), k_packed = round_up(k, kGroup);
     const int workers = team(threads, m * n * k, kLeastProducts);
     const Buffer<Right> packed(n_packed * k_packed);
@@ -31,8 +35,8 @@ Error gemm_by_rows(int64_t threads, Shape shape, const int8_t* left, Operand rig
             const Panel panel(n, j0);
             Right* columns = &packed[j0 * k_packed];
             for (int64_t k0 = 0; k0 < k; k0 += kGroup)
-                pack_group<Right, encode_right>(right, k0, k - k0 < kGroup ? k - k0 : kGroup, j0, panel.columns,
-                                                columns + k0 * panel.vectors * kLanes);
+                pack_group<Right, encode_right>(columns_of_right, k0, k - k0 < kGroup ? k - k0 : kGroup, j0,
+                                                panel.columns, columns + k0 * panel.vectors * kLanes);
             add_excess(panel.vectors, columns, k_packed / kGroup, &excess[j0]);
         }
         Left* rows = &left_rows[omp_get_thread_num() * kRows * k_packed];
@@ -41,9 +45,11 @@ Error gemm_by_rows(int64_t threads, Shape shape, const int8_t* left, Operand rig
 #pragma omp for schedule(static)
         for (int64_t i0 = 0; i0 < m; i0 += kRows) {
             const int64_t count = m - i0 < kRows ? m - i0 : kRows;
-            const bool unpadded = k == k_packed;  // then the rows are one run, which vectorizes also where k is small
-            for (int64_t r = 0; r < (unpadded ? 1 : count); ++r)
-                encode_row<Left, encode_left>(left + (i0 + r) * k, unpadded ? count * k : k, rows + r * k_packed);
+            if (k == k_packed && !left.packed) {  // the rows are one run, which vectorizes also where k is small
+                encode_row<Left, encode_left>(left.line(i0), count * k, rows);
+            } else {
+                for (int64_t r = 0; r < count; ++r) encode_line<Left, encode_left>(left, i0 + r, rows + r * k_packed);
+            }
             for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
                 const Panel panel(n, j0);
                 for (auto& row : sums)

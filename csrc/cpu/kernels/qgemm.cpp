@@ -8,17 +8,19 @@
 
 namespace gqc::GQC_ISA {
 
-// a: int8 [m, k], or [k, m] where trans_a; b: int8 [k, n], or [n, k] where trans_b; a_scale, b_scale: one float; bias:
-// n floats or null; out: [m, n] floats, or bfloat16 where is_bf16; absmax: one float.
-GQC_KERNEL(qgemm)(int64_t threads, const int8_t* a, const float* a_scale, const int8_t* b, const float* b_scale,
-                  int64_t m, int64_t n, int64_t k, int64_t trans_a, int64_t trans_b, const float* bias, int64_t is_bf16,
-                  void* out, float* absmax) {
+// a: [m, k], or [k, m] where trans_a; b: [k, n], or [n, k] where trans_b; int8, or 4-bit values two a byte where
+// a_packed or b_packed; a_scale, b_scale: one float; bias: n floats or null; out: [m, n] floats, or bfloat16 where
+// is_bf16; absmax: one float.
+GQC_KERNEL(qgemm)(int64_t threads, const void* a, const float* a_scale, int64_t a_packed, const void* b,
+                  const float* b_scale, int64_t b_packed, int64_t m, int64_t n, int64_t k, int64_t trans_a,
+                  int64_t trans_b, const float* bias, int64_t is_bf16, void* out, float* absmax) {
     const Shape shape{m, n, k};
-    const Operand left{a, trans_a ? m : k, !trans_a}, right{b, trans_b ? k : n, trans_b != 0};
+    const Factor left{{a, trans_a ? k : m, trans_a ? m : k, a_packed != 0}, !trans_a};
+    const Factor right{{b, trans_b ? n : k, trans_b ? k : n, b_packed != 0}, trans_b != 0};
     Error error = nullptr;
     typed(out, is_bf16, [&](auto* values) {
         const Epilogue<std::remove_pointer_t<decltype(values)>> epilogue{*a_scale * *b_scale, bias, values, n, absmax};
-        error = !trans_a && k <= kExactProducts ? gemm_by_rows(threads, shape, a, right, epilogue)
+        error = !trans_a && k <= kExactProducts ? gemm_by_rows(threads, shape, left.matrix, right, epilogue)
                                                 : gemm_by_contraction(threads, shape, left, right, epilogue);
     });
     return error;

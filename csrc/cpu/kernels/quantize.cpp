@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "common/buffer.h"
+#include "common/int4.h"
 #include "common/kernel.h"
 #include "common/philox.h"
 #include "common/scalar.h"
@@ -32,6 +34,7 @@ inline int8_t rounded(float x, float inverse, float limit, float r) {
     return static_cast<int8_t>(truncated - (static_cast<float>(truncated) > y));
 }
 
+// q[i] = rounded x[first + i]; first is a multiple of kBlockElements.
 template <bool stochastic, typename T>
 void quantize_chunk(const Philox& stream, const T* x, int64_t first, int64_t count, float inverse, float limit,
                     int8_t* q) {
@@ -39,7 +42,7 @@ void quantize_chunk(const Philox& stream, const T* x, int64_t first, int64_t cou
     if (stochastic) random_bits(stream, static_cast<uint64_t>(first / kBlockElements), random);
     for (int64_t i = 0; i < count; ++i) {
         const float r = stochastic ? static_cast<float>(random[i]) * (1.0f / 65536.0f) : 0.5f;
-        q[first + i] = rounded(load(x[first + i]), inverse, limit, r);
+        q[i] = rounded(load(x[first + i]), inverse, limit, r);
     }
 }
 
@@ -47,8 +50,36 @@ template <bool stochastic, typename T>
 void quantize(int64_t threads, const T* x, int64_t n, float inverse, float limit, const Philox& stream, int8_t* q) {
     const int64_t whole = n / kChunk;
 #pragma omp parallel for num_threads(team(threads, n)) schedule(static)
-    for (int64_t c = 0; c < whole; ++c) quantize_chunk<stochastic>(stream, x, c * kChunk, kChunk, inverse, limit, q);
-    quantize_chunk<stochastic>(stream, x, whole * kChunk, n - whole * kChunk, inverse, limit, q);
+    for (int64_t c = 0; c < whole; ++c)
+        quantize_chunk<stochastic>(stream, x, c * kChunk, kChunk, inverse, limit, q + c * kChunk);
+    quantize_chunk<stochastic>(stream, x, whole * kChunk, n - whole * kChunk, inverse, limit, q + whole * kChunk);
+}
+
+// Rows of about kPackedElements elements at a time, so that what lies between rounding and packing stays in L1.
+constexpr int64_t kPackedElements = 4096;
+
+template <bool stochastic, typename T>
+Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, float inverse, float limit,
+                    const Philox& stream, uint8_t* packed) {
+    const int64_t step = width < kPackedElements ? kPackedElements / width : 1;
+    bool ok = true;
+#pragma omp parallel num_threads(team(threads, rows* width)) reduction(&& : ok)
+    {
+        const Buffer<int8_t> q(step * width + 2 * kChunk);
+        ok = q.ok();
+#pragma omp for schedule(static)
+        for (int64_t r0 = 0; r0 < rows; r0 += step) {
+            if (!ok) continue;
+            const int64_t r1 = r0 + step < rows ? r0 + step : rows;
+            // The random bits of a block belong to its 8 elements, so rounding starts where a block does.
+            const int64_t first = r0 * width / kBlockElements * kBlockElements, last = r1 * width;
+            for (int64_t at = first; at < last; at += kChunk)
+                quantize_chunk<stochastic>(stream, x, at, last - at < kChunk ? last - at : kChunk, inverse, limit,
+                                           &q[at - first]);
+            for (int64_t r = r0; r < r1; ++r) pack_int4(&q[r * width - first], width, packed + r * int4_bytes(width));
+        }
+    }
+    return ok ? nullptr : kOutOfMemory;
 }
 
 // The factor of a tensor whose largest magnitude is `absmax`; 0 where every q is 0.
@@ -97,6 +128,34 @@ GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t is_bf16, int64_t n,
         else
             quantize<false>(threads, values, n, inverse, limit, stream, q);
     });
+    return nullptr;
+}
+
+// As quantize for a matrix [rows, width], width > 0, and bits <= 4; packed: [rows, int4_bytes(width)] bytes.
+GQC_KERNEL(quantize_int4)(int64_t threads, const void* x, int64_t is_bf16, int64_t rows, int64_t width,
+                          const float* largest, const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic,
+                          uint8_t* packed, float* scale) {
+    const float limit = static_cast<float>((1 << (bits - 1)) - 1);
+    static const int64_t unused[2] = {};
+    const Philox stream(stochastic ? seed : unused, node);
+    Error error = nullptr;
+    typed(x, is_bf16, [&](auto* values) {
+        const float inverse = inverse_scale(largest ? *largest : absmax(threads, values, rows * width), limit, scale);
+        if (inverse == 0)
+            std::memset(packed, 0, static_cast<size_t>(rows * int4_bytes(width)));
+        else if (stochastic)
+            error = quantize_int4<true>(threads, values, rows, width, inverse, limit, stream, packed);
+        else
+            error = quantize_int4<false>(threads, values, rows, width, inverse, limit, stream, packed);
+    });
+    return error;
+}
+
+// packed: [rows, int4_bytes(width)] bytes; q: rows * width bytes.
+GQC_KERNEL(unpack_int4)(int64_t threads, const uint8_t* packed, int64_t rows, int64_t width, int8_t* q) {
+#pragma omp parallel for num_threads(team(threads, rows* width)) schedule(static)
+    for (int64_t r = 0; r < rows; ++r)
+        unpack_int4<int8_t, as_int8>(packed + r * int4_bytes(width), width, q + r * width);
     return nullptr;
 }
 
