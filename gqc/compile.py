@@ -9,18 +9,21 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gqc.capture import Call, StateChange, capture, is_capturing, read_call
+from gqc.capture import Call, Captured, StateChange, calling, capture, is_capturing, read_call
 from gqc.dump import Dumper
 from gqc.errors import CaptureError, FallbackWarning, InputError, PassError, PolicyError
+from gqc.first_layer import measure
 from gqc.keys import mode_key, module_key
-from gqc.layer_bits import LayerBits
+from gqc.layer_bits import LayerBits, is_auto
 from gqc.passes import select
+from gqc.passes.choose_bits import BitRule
 from gqc.passes.user_keep import check_names
 from gqc.policy import Policy
 from gqc.seed import SeedSource
@@ -148,6 +151,7 @@ class CompileState:
         dumper: writes what the passes do with each variant.
         variants: compiled variants by the key of the calls that they serve; those of one key differ in their guards.
         fallbacks: keys that run in eager full precision, with the reason.
+        training_bits: what ``Policy.bits="auto"`` decided for the variant that was last compiled for training.
     """
 
     model: nn.Module
@@ -155,6 +159,7 @@ class CompileState:
     dumper: Dumper | None = None
     variants: dict[Hashable, list[Variant]] = field(default_factory=dict)
     fallbacks: dict[Hashable, Fallback] = field(default_factory=dict)
+    training_bits: BitRule | None = None
 
     def __post_init__(self) -> None:
         self.seed = SeedSource(self.policy.seed)
@@ -223,9 +228,23 @@ class CompileState:
                     raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
                 captured = capture(self.model, args, kwargs, first=key not in self._ran_eagerly)
                 dump = self.dumper.variant(self.model.training) if self.dumper is not None else None
-                variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump)
+                rule = self._bit_rule(captured, call)
+                variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump, rule)
                 self.variants.setdefault(key, []).append(variant)
         return variant
+
+    def _bit_rule(self, captured: Captured, call: Call) -> BitRule | None:
+        """What ``Policy.bits="auto"`` means for a call: evaluation takes what training decided, if that was first."""
+        if not is_auto(self.policy.bits):
+            return None
+        training = self.model.training and torch.is_grad_enabled()
+        if self.training_bits is not None and not training:
+            return replace(self.training_bits, reason=f"as in training, by {self.training_bits.reason}")
+        with calling(call.graphs):
+            rule = measure(self.model, captured, call.flat)
+        if training:
+            self.training_bits = rule
+        return rule
 
     def _fall_back(self, key: Hashable, variant: Variant | None, failure: Exception) -> None:
         """Remember that calls of this kind run eagerly, and say so once; leave a call that fills caches out of it."""

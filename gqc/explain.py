@@ -13,6 +13,7 @@ from torch import nn
 
 from gqc.compile import Fallback, state_of
 from gqc.passes import PIPELINE
+from gqc.passes.choose_bits import BitRule
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import example
 from gqc.passes.report import FOUND, KEPT, MOVED, QUANTIZED, Decision, Lifetime, Report
@@ -77,10 +78,12 @@ class VariantExplanation:
     Attributes:
         why: why it was compiled.
         parts: its stages and eager islands in running order.
+        bit_rule: what ``Policy.bits="auto"`` measured and chose, ``None`` for other policies.
     """
 
     why: str
     parts: tuple[StageExplanation | IslandExplanation, ...]
+    bit_rule: BitRule | None = None
 
     @property
     def stages(self) -> list[StageExplanation]:
@@ -113,6 +116,8 @@ class Explanation:
             yield f"{self.model} has not run yet: the first call captures and compiles it."
         for number, variant in enumerate(self.variants, 1):
             yield f"[bold]{self.model}, variant {number} of {len(self.variants)}[/] ({escape(variant.why)})"
+            if variant.bit_rule is not None:
+                yield f"  {escape(str(variant.bit_rule))}"
             for part in variant.parts:
                 yield from _island(part) if isinstance(part, IslandExplanation) else _stage(part)
         for fallback in self.fallbacks:
@@ -140,7 +145,7 @@ def explain(model: nn.Module) -> Explanation:
 
 
 def _explain_variant(variant: Variant) -> VariantExplanation:
-    return VariantExplanation(variant.why, tuple(_explain_step(step) for step in variant.steps))
+    return VariantExplanation(variant.why, tuple(_explain_step(step) for step in variant.steps), variant.bit_rule)
 
 
 def _explain_step(step: CompiledStage | IslandStep) -> StageExplanation | IslandExplanation:

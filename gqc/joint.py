@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -20,6 +20,9 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.utils._pytree import tree_leaves
 
 from gqc.errors import GqcError
+
+if TYPE_CHECKING:
+    from gqc.passes.choose_bits import BitRule
 
 PARAMETER, BUFFER, INPUT, TANGENT, SEED = "parameter", "buffer", "input", "tangent", "seed"
 
@@ -55,6 +58,7 @@ class JointGraph:
         gradient_of: the placeholder nodes to which the gradients after the forward outputs belong.
         model_outputs: positions of the forward outputs from which the model's output is reached without another
             primitive; ``None``: all. What a stage before an eager island gives need not be among them.
+        bit_rule: what ``Policy.bits="auto"`` decided for the model on the call that is compiled.
         training: whether the graph has a backward.
     """
 
@@ -63,6 +67,7 @@ class JointGraph:
     num_forward_outputs: int
     gradient_of: list[fx.Node] = field(default_factory=list)
     model_outputs: frozenset[int] | None = None
+    bit_rule: BitRule | None = None
 
     @property
     def graph(self) -> fx.Graph:

@@ -10,8 +10,9 @@ from fnmatch import fnmatchcase
 from gqc.errors import PolicyError
 
 WIDTHS = range(2, 9)
-EXACT, DEFAULT = 32, 8
-BITS = (*WIDTHS, EXACT)
+Bits = int | str
+AUTO, EXACT, DEFAULT = "auto", 32, 8
+BITS: tuple[Bits, ...] = (*WIDTHS, EXACT, AUTO)
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class LayerBits:
     first. What no entry covers has 8 bits.
 
     Attributes:
-        entries: pairs of a path or pattern and 2 to 8 or 32.
+        entries: pairs of a path or pattern and 2 to 8, 32 or ``"auto"``.
     """
 
-    entries: tuple[tuple[str, int], ...]
+    entries: tuple[tuple[str, Bits], ...]
 
     @classmethod
-    def of(cls, widths: Mapping[str, int]) -> LayerBits:
+    def of(cls, widths: Mapping[str, Bits]) -> LayerBits:
         """Check a mapping and freeze it.
 
         Raises:
@@ -41,7 +42,7 @@ class LayerBits:
             check_bits(f"Policy.bits[{name!r}]", bits)
         return cls(tuple(widths.items()))
 
-    def find(self, module: str) -> tuple[str | None, int]:
+    def find(self, module: str) -> tuple[str | None, Bits]:
         """The entry that covers a module and its width, ``None`` and the default if there is none."""
         paths = around(module)
         widths = dict(self.entries)
@@ -72,6 +73,11 @@ class LayerBits:
 
     def __repr__(self) -> str:
         return repr(dict(self.entries))
+
+
+def is_auto(bits: object) -> bool:
+    """Whether a value of ``Policy.bits`` leaves a width to Tango's rule."""
+    return bits == AUTO or (isinstance(bits, LayerBits) and AUTO in dict(bits.entries).values())
 
 
 def check_bits(field: str, bits: object) -> None:

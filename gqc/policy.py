@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from gqc.errors import PolicyError
-from gqc.layer_bits import LayerBits, check_bits
+from gqc.layer_bits import Bits, LayerBits, check_bits
 
 if TYPE_CHECKING:
     from gqc.joint import JointGraph
@@ -58,9 +58,10 @@ class Policy:
 
     Attributes:
         bits: width of the quantized operands of GEMM, SPMM and SDDMM: 2 to 8, or 32, which captures the model and
-            runs all passes without quantizing and equals eager up to the rounding of reordered sums. A mapping
-            gives layers widths of their own, by module path or pattern: ``{"conv1": 4, "*": 8}``; see
-            :class:`gqc.layer_bits.LayerBits`, which it becomes.
+            runs all passes without quantizing and equals eager up to the rounding of reordered sums. ``"auto"`` takes
+            the smallest width that Tango's rule allows (equation 4, :mod:`gqc.passes.choose_bits`), measured on the
+            first training call of a capture. A mapping gives layers widths of their own, by module path or pattern:
+            ``{"conv1": 4, "*": 8}``; see :class:`gqc.layer_bits.LayerBits`, which it becomes.
         rounding: ``"stochastic"`` (unbiased, Tango section 3.2) or ``"nearest"``.
         keep_output_layer: keep the layer that computes the model's output in full precision
             (Tango section 3.3: the layer before softmax).
@@ -77,7 +78,7 @@ class Policy:
         passes: passes of your own and their places, see :class:`Insert`.
     """
 
-    bits: int | Mapping[str, int] | LayerBits = 8
+    bits: Bits | Mapping[str, Bits] | LayerBits = 8
     rounding: str = "stochastic"
     keep_output_layer: bool = True
     attention_logits: str = "fp32"

@@ -16,6 +16,7 @@ from gqc.errors import CaptureError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
 from gqc.passes import run as run_passes
+from gqc.passes.choose_bits import BitRule
 from gqc.passes.output_layer import inputs_behind_outputs
 from gqc.passes.partition import SavedTensor, partition
 from gqc.passes.pipeline import Watch
@@ -83,6 +84,7 @@ class Variant:
         results: the values that make up the model's output.
         why: why it was compiled.
         modules: kept alive, because the key that leads to this variant tells modules apart by identity.
+        bit_rule: what ``Policy.bits="auto"`` decided, ``None`` for other policies.
     """
 
     captured: Captured
@@ -91,6 +93,7 @@ class Variant:
     results: tuple[str, ...]
     why: str
     modules: tuple[nn.Module, ...]
+    bit_rule: BitRule | None = None
 
     @classmethod
     def build(
@@ -101,6 +104,7 @@ class Variant:
         seed: SeedSource,
         why: str,
         dump: VariantDump | None = None,
+        bit_rule: BitRule | None = None,
     ) -> Variant:
         """Cut, differentiate, rewrite and partition a capture.
 
@@ -111,6 +115,7 @@ class Variant:
             seed: source of the seeds of stochastic rounding.
             why: why this variant was compiled, for :func:`gqc.explain`.
             dump: looks at the graph of each stage after each pass.
+            bit_rule: how many bits ``Policy.bits="auto"`` means.
 
         Raises:
             CaptureError: AOTAutograd cannot differentiate what was captured.
@@ -127,7 +132,7 @@ class Variant:
                 else:
                     number = sum(isinstance(p, Stage) for p in parts[: position + 1])
                     watch = dump.stage(number, part.reads) if dump is not None else None
-                    stage = _compile(model, captured, part, policy, seed, ends, watch)
+                    stage = _compile(model, captured, part, policy, seed, ends, watch, bit_rule)
                     ends.update(part.reads[i] for i in inputs_behind_outputs(stage.joint))
                     steps.insert(0, stage)
         stages = [step for step in steps if isinstance(step, CompiledStage)]
@@ -138,7 +143,7 @@ class Variant:
             dump.write()
         names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
         results = tuple(n.name for n in graph.output_node().args[0])  # type: ignore[union-attr]
-        return cls(captured, tuple(steps), names, results, why, tuple(model.modules()))
+        return cls(captured, tuple(steps), names, results, why, tuple(model.modules()), bit_rule)
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], run_step: RunStep | None = None) -> Any:
         """Run the model on a call and give its result the structure that the model's forward returns.
@@ -174,6 +179,7 @@ def _compile(
     seed: SeedSource,
     ends: Set[str],
     watch: Watch | None,
+    bit_rule: BitRule | None,
 ) -> CompiledStage:
     """Compile a stage; ``ends`` names the values from which a model's output is reached without another primitive."""
     try:
@@ -182,6 +188,7 @@ def _compile(
         # Whatever torch cannot differentiate as a flat graph with symbolic sizes still runs eagerly.
         raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error
     joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in ends)
+    joint.bit_rule = bit_rule
     reports = run_passes(joint, policy, watch)
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]

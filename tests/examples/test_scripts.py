@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from examples import demo, node_classification, sweep, user_pass
+from examples import bits, demo, node_classification, sweep, user_pass
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,3 +99,20 @@ def test_sweep_keeps_the_page_around_its_markers() -> None:
 def test_sweep_does_not_repeat_a_pair_that_is_there(tmp_path) -> None:
     (tmp_path / "gcn-cora.json").write_text(json.dumps(RESULT))
     assert sweep.run_pair("gcn", "cora", tmp_path, ["--no-such-option"]) == RESULT
+
+
+def test_bits_shows_the_rule_beside_the_accuracies_and_trains_once(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bits, "WIDTHS", (3, 8))
+    arguments = ("--nodes", 400, "--seeds", 1, "--epochs", 2, "--results", tmp_path)
+    call(bits.main, monkeypatch, *arguments)
+    printed = capsys.readouterr().out
+    assert "Error_X of the output of conv1, 2 bits 0." in printed
+    assert "picked" in printed or "bits: Error_X" in printed
+    (file,) = tmp_path.iterdir()
+    assert set(json.loads(file.read_text())) == {"fp32", "3", "8"}
+
+    file.write_text(json.dumps({"fp32": [80.0], "3": [79.5], "8": [81.0]}))
+    call(bits.main, monkeypatch, *arguments)
+    printed = capsys.readouterr().out
+    assert "-0.50" in printed
+    assert "+1.00" in printed
