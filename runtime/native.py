@@ -106,10 +106,11 @@ def use_isa(name: str) -> Iterator[None]:
 
 
 def _bind(name: str) -> Callable[..., bytes | None]:
-    try:
-        function = getattr(_library(), f"gqc_{name}_{isa()}")
-    except AttributeError:
-        raise KernelError(f"{_LIBRARY} has no kernel {name!r}: it is older than the sources; {_BUILD}") from None
+    symbol = f"gqc_{name}_{isa()}"
+    missing = missing_kernels() or ([] if hasattr(_library(), symbol) else [name])
+    if missing:  # in an older library the arguments of other kernels may be others too
+        raise KernelError(f"{_LIBRARY} has no kernel {missing[0]!r}: it is older than the sources; {_BUILD}")
+    function = getattr(_library(), symbol)
     function.argtypes = [ctypes.c_int64, *(_TYPES[letter] for letter in SIGNATURES[name])]
     function.restype = ctypes.c_char_p
     _functions[name] = function
@@ -137,9 +138,6 @@ def _library() -> ctypes.CDLL:
     except OSError as error:
         raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
     library.gqc_isas.restype = ctypes.c_char_p
-    missing = [name for name in SIGNATURES if not hasattr(library, f"gqc_{name}_portable")]
-    if missing:  # the arguments of the others may have changed too
-        raise KernelError(f"{_library_path()} has no kernel {missing[0]!r}: it is older than the sources; {_BUILD}")
     return library
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.reference import int4
 from gqc.runtime.reference.dropout import dropout, dropout_backward
 from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
 from gqc.runtime.reference.gemm import qgemm
@@ -112,6 +113,26 @@ def _qsddmm(x: _Inputs) -> Pairs:
     return [(_ops.qsddmm(x.g, op, *sides), qsddmm(x.g, op, *sides)) for op in ("dot", "add")]
 
 
+def _int4(x: _Inputs) -> Pairs:
+    arguments = (x.u, None, x.seed, 5, 4, True)
+    pairs = list(zip(_ops.quantize_int4(*arguments), int4.quantize_int4(*arguments), strict=True))
+    shape = list(x.u.shape[1:])
+    (_, u), (_, scale) = pairs
+    v, v_scale = int4.quantize_int4(x.v, None, x.seed, 6, 4, True)
+    product = (u, scale, x.u[0].numel(), u, scale, x.u[0].numel(), False, True, None, torch.float32)
+    sides = (u, scale, shape, v, v_scale, list(x.v.shape[1:]), "u", "v", torch.float32)
+    return [
+        *pairs,
+        (_ops.unpack_int4(u, shape), int4.unpack_int4(u, shape)),
+        *zip(_ops.qgemm_int4(*product), int4.qgemm_int4(*product), strict=True),
+        (_ops.qsddmm_int4(x.g, "dot", *sides), int4.qsddmm_int4(x.g, "dot", *sides)),
+        (
+            _ops.qspmm_int4(x.g, "copy_lhs", u, scale, shape, None, torch.float32)[0],
+            int4.qspmm_int4(x.g, "copy_lhs", u, scale, shape, None, torch.float32)[0],
+        ),
+    ]
+
+
 def _dropout(x: _Inputs) -> Pairs:
     out, mask = _ops.dropout(x.u, 0.4, x.seed, 9)
     expected, kept = dropout(x.u, 0.4, x.seed, 9)
@@ -129,6 +150,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "qgemm": _qgemm,
     "qspmm": _qspmm,
     "qsddmm": _qsddmm,
+    "int4": _int4,
     "dropout": _dropout,
 }
 """Every family of ops by name."""

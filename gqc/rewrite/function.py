@@ -35,8 +35,8 @@ _VIEW_METHODS = frozenset({"view", "t", "transpose", "permute", "unsqueeze", "sq
 
 _RESULTS = {
     "quantize": ("int8", "scale"),
-    "qgemm": ("", "absmax"),
-    "qspmm": ("", "absmax"),
+    "quantize_int4": ("int4", "scale"),
+    **dict.fromkeys(("qgemm", "qgemm_int4", "qspmm", "qspmm_int4"), ("", "absmax")),
     "qspmm_cmp": ("", "arg"),
     "spmm_cmp": ("", "arg"),
     "dropout": ("", "mask"),
@@ -50,9 +50,9 @@ _RESULTS = {
 """What the results of an op with several are called."""
 
 _ROLES = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "linear", "qgemm"), "product"),
-    **dict.fromkeys(("spmm", "qspmm", "spmm_cmp", "qspmm_cmp"), "aggregated"),
-    **dict.fromkeys(("sddmm", "qsddmm"), "on_edges"),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "linear", "qgemm", "qgemm_int4"), "product"),
+    **dict.fromkeys(("spmm", "qspmm", "qspmm_int4", "spmm_cmp", "qspmm_cmp"), "aggregated"),
+    **dict.fromkeys(("sddmm", "qsddmm", "qsddmm_int4"), "on_edges"),
     **dict.fromkeys(("gather_mm", "segment_mm", "gather_mm_bwd_b", "segment_mm_bwd_b"), "typed_product"),
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "expand", "squeeze", "unsqueeze"), "view"),
     **dict.fromkeys(("t", "transpose", "permute"), "transposed"),
