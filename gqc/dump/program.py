@@ -100,7 +100,7 @@ def _head(about: str, snapshot: Snapshot) -> Iterator[str]:
     yield from ([""] if snapshot.modules else [])
     yield "import torch"
     yield ""
-    yield "import gqc  # registers torch.ops.gqc"
+    yield "import gqc.runtime.ops  # registers torch.ops.gqc"
     yield ""
     yield "aten, ops = torch.ops.aten, torch.ops.gqc"
     for name, value in snapshot.constants.items():
