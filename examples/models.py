@@ -30,14 +30,21 @@ class GCN(nn.Module):
 
 
 class GAT(nn.Module):
-    """Velickovic et al., "Graph attention networks" (ICLR 2018)."""
+    """Velickovic et al., "Graph attention networks" (ICLR 2018), or with ``GATv2Conv`` Brody et al. (2022)."""
 
     def __init__(
-        self, features: int, hidden: int, classes: int, heads: int = 8, out_heads: int = 1, dropout: float = 0.6
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        heads: int = 8,
+        out_heads: int = 1,
+        dropout: float = 0.6,
+        conv: Callable[..., nn.Module] = dglnn.GATConv,
     ) -> None:
         super().__init__()
-        self.conv1 = dglnn.GATConv(features, hidden, heads, dropout, dropout, activation=F.elu)
-        self.conv2 = dglnn.GATConv(heads * hidden, classes, out_heads, dropout, dropout)
+        self.conv1 = conv(features, hidden, heads, dropout, dropout, activation=F.elu)
+        self.conv2 = conv(heads * hidden, classes, out_heads, dropout, dropout)
 
     def forward(self, graph: dgl.DGLGraph, x: Tensor) -> Tensor:
         x = self.conv1(graph, x).flatten(1)
@@ -89,7 +96,7 @@ class Recipe:
 
 
 def recipe(model: str, data: str = "") -> Recipe:
-    """The recipe of ``"gcn"``, ``"gat"`` or ``"sage"``, with what is special to a data set."""
+    """The recipe of one of :data:`RECIPES`, with what is special to a data set."""
     return SPECIAL.get((model, data)) or RECIPES[model]
 
 
@@ -97,6 +104,7 @@ RECIPES = {
     "gcn": Recipe(GCN, hidden=16, lr=0.01, decay_first_layer=True),
     "gat": Recipe(GAT, hidden=8, lr=0.005),
     "sage": Recipe(SAGE, hidden=16, lr=0.01, self_loops=False),
+    "gatv2": Recipe(partial(GAT, conv=dglnn.GATv2Conv), hidden=8, lr=0.005),
 }
 SPECIAL = {
     # GAT, section 3.3

@@ -76,7 +76,7 @@ def _mean_and_spread(values: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, required=True, help="folder that holds Planetoid/<Name>/raw")
-    parser.add_argument("--models", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--models", nargs="+", choices=RECIPES, default=["gcn", "gat", "sage"])
     parser.add_argument("--datasets", nargs="+", choices=PLANETOID, default=list(PLANETOID))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=200)
