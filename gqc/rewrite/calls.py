@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gqc.capture.islands import Closed, Island
+from gqc.capture.islands import AutocastCall, Closed, Island
 from gqc.errors import RewriteError
 from gqc.rewrite.layout import Group, Operation, Subscript, Text, keyword
 
@@ -52,6 +52,9 @@ _OPERATORS = {
     **{operator.truediv: "/", operator.floordiv: "//", operator.pow: "**", operator.and_: "&", operator.or_: "|"},
     **{getattr(operator, name): _BINARY[name] for name in ("gt", "ge", "lt", "le", "eq", "ne")},
 }
+_LOWERED = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "einsum"})
+"""Functions that autocast runs in a smaller type."""
+
 _PLAIN_FACTORY = {"pin_memory": False, "layout": torch.strided, "device": torch.device("cpu"), "requires_grad": False}
 
 
@@ -96,6 +99,8 @@ def call_text(node: fx.Node, ref: Ref) -> Text:
         return _op(node, target, ref)
     if isinstance(target, Island):
         return _island(target, node.args, ref)
+    if isinstance(target, AutocastCall):
+        return _autocast(target, node.args, node.kwargs, ref)
     return _function(target, node.args, node.kwargs, ref)
 
 
@@ -212,6 +217,21 @@ def _function(target: Any, args: Any, kwargs: Any, ref: Ref) -> Text:
     if name.startswith(("torch.zeros", "torch.ones", "torch.full", "torch.arange", "torch.empty")):
         kwargs = _factory(kwargs)
     return Group(f"{name}(", _arguments(args, kwargs, ref))
+
+
+def _autocast(call: AutocastCall, args: Any, kwargs: Any, ref: Ref) -> Text:
+    """A call under autocast, which is off where it is written down.
+
+    Raises:
+        RewriteError: autocast would change its precision.
+    """
+    name = getattr(call.fn, "__name__", "")
+    if name.strip("_") in _LOWERED:
+        raise RewriteError(f"'{name}' runs in {call.dtype} under autocast, outside of the graph that is compiled")
+    if getattr(Tensor, name, None) is not call.fn:
+        return _function(call.fn, args, kwargs, ref)
+    operation = getattr(operator, name, None) if name.startswith("__") else None
+    return _function(operation, args, kwargs, ref) if operation else _method(name, args, kwargs, ref)
 
 
 def _torch_name(target: Any) -> str:

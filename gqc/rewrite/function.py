@@ -15,7 +15,7 @@ from gqc.capture.islands import Island
 from gqc.errors import RewriteError
 from gqc.passes.nodes import aten, mutates, origin
 from gqc.rewrite.calls import call_text, literal
-from gqc.rewrite.layout import WIDTH, Group, Text, comment, deletions, statement, tuple_of
+from gqc.rewrite.layout import WIDTH, Group, Operation, Text, comment, deletions, statement, tuple_of
 from gqc.rewrite.names import Scope, identifier
 from gqc.rewrite.source_lines import SourceLines, Statement
 
@@ -23,6 +23,7 @@ RELATION_SIZE = 8
 _REVERSED = (3, 4, 5, 0, 1, 2, 7, 6)
 _PART_NAMES = ("CSC_INDPTR", "CSC_INDICES", "CSC_EIDS", "CSR_INDPTR", "CSR_INDICES", "CSR_EIDS", "SRC", "DST")
 _LONGEST_INLINE = 56
+_LONGEST_SIZE = 32
 
 _VIEWS = frozenset(
     {
@@ -239,8 +240,10 @@ class FunctionWriter:
         is_read = node.target is aten.sym_size.int
         if source in self._sizes and is_read:
             text = self._sizes[source].get(node.args[1], text)  # type: ignore[index,call-overload]
-        if node in self._returned or (is_read and variables):  # so that the tensor need not live for its size
-            base = min(variables, default="") or re.split(r"\W", str(text).removeprefix("num_"))[0]
+        is_long = isinstance(text, Operation) and len(str(text)) > _LONGEST_SIZE
+        # A tensor need not live for its size.
+        if node in self._returned or is_long or (is_read and variables):
+            base = min(variables, default="") or re.split(r"\W", str(text).removeprefix("num_"))[0] or "total"
             name = self._scope.take(f"{base}_size_{node.args[1]}" if is_read and node.args[1] else f"{base}_rows")
             self._emit(node, f"{name} = ", text, variables, [])
             self._values[node] = _Value(name)

@@ -64,6 +64,17 @@ def test_bits_32_is_full_precision_with_torchs_dropout(load: Load) -> None:
     assert_equal(train(rewritten, calls, 2), train(gqc.compile(copy.deepcopy(model), bits=32), calls, 2))
 
 
+def test_autocast_is_written_down_as_it_was(load: Load) -> None:
+    case = CASES["sage"]
+    model, calls = case.make(), [case.call(1)]
+    with torch.autocast("cpu", torch.bfloat16):
+        rewritten = load(gqc.rewrite(model, calls[0], min_size=0)).SAGE()
+        rewritten.load_state_dict(model.state_dict())
+        assert_equal(train(rewritten, calls, 2), train(gqc.compile(copy.deepcopy(model), min_size=0), calls, 2))
+    with pytest.raises(gqc.InputError, match="autocast is off"):
+        rewritten.train()(*calls[0])
+
+
 def test_fixed_seed_counts_steps(load: Load) -> None:
     case = CASES["sage"]
     model, calls = case.make(), [case.call(1)]

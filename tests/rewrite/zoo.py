@@ -12,6 +12,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_geometric.data import Data
 
 WIDTH, HIDDEN, CLASSES, RELATIONS = 16, 24, 5, 3
 
@@ -91,6 +92,32 @@ class PyG(nn.Module):
         return self.conv2(h, edge_index)
 
 
+class Hetero(nn.Module):
+    """Takes a graph of several relations and a dict of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        verbs = ("follows", "plays")
+        self.conv = dglnn.HeteroGraphConv({verb: dglnn.GraphConv(WIDTH, HIDDEN) for verb in verbs})
+        self.out = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, graph: dgl.DGLGraph, features: dict[str, Tensor]) -> Tensor:
+        h = self.conv(graph, features)
+        return torch.cat([self.out(F.relu(h[kind])) for kind in ("user", "game")])
+
+
+class OnData(nn.Module):
+    """Takes PyG's ``Data``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = pyg.SAGEConv(WIDTH, HIDDEN)
+        self.conv2 = pyg.GINConv(nn.Linear(HIDDEN, CLASSES))
+
+    def forward(self, data: Data) -> Tensor:
+        return self.conv2(F.relu(self.conv1(data.x, data.edge_index)), data.edge_index)
+
+
 class Several(nn.Module):
     """Takes a column and a constant, returns a dict, writes a column and an attribute; has tied and frozen tensors."""
 
@@ -135,6 +162,22 @@ def edge_index(seed: int) -> tuple[Any, ...]:
     return x, torch.stack(graph.edges())
 
 
+def typed_graph(seed: int) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    users, games, edges = 30 + 7 * seed, 10, 90 + 20 * seed
+    ends = {
+        ("user", "follows", "user"): (torch.randint(users, (edges,), generator=generator), torch.arange(edges) % users),
+        ("user", "plays", "game"): (torch.randint(users, (edges,), generator=generator), torch.arange(edges) % games),
+    }
+    graph = dgl.heterograph(ends, num_nodes_dict={"user": users, "game": games})
+    return graph, {kind: torch.randn(graph.num_nodes(kind), WIDTH, generator=generator) for kind in ("user", "game")}
+
+
+def data_object(seed: int) -> tuple[Any, ...]:
+    x, edges = edge_index(seed)
+    return (Data(x=x, edge_index=edges),)
+
+
 def with_column(seed: int) -> tuple[Any, ...]:
     graph, x = graph_and_features(seed)
     graph.ndata["feat"] = x
@@ -155,4 +198,6 @@ CASES = {
     "rgcn": Case(RGCN, with_etypes),
     "blocks": Case(Blocks, blocks_and_features),
     "pyg": Case(PyG, edge_index),
+    "hetero": Case(Hetero, typed_graph),
+    "data": Case(OnData, data_object),
 }
