@@ -228,12 +228,12 @@ class CompileState:
                     raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
                 captured = capture(self.model, args, kwargs, first=key not in self._ran_eagerly)
                 dump = self.dumper.variant(self.model.training) if self.dumper is not None else None
-                rule = self._bit_rule(captured, call)
+                rule = self.bit_rule(captured, call)
                 variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump, rule)
                 self.variants.setdefault(key, []).append(variant)
         return variant
 
-    def _bit_rule(self, captured: Captured, call: Call) -> BitRule | None:
+    def bit_rule(self, captured: Captured, call: Call) -> BitRule | None:
         """What ``Policy.bits="auto"`` means for a call: evaluation takes what training decided, if that was first."""
         if not is_auto(self.policy.bits):
             return None

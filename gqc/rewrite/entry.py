@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gqc.capture import capture
-from gqc.compile import is_compiled, state_of
+from gqc.capture import capture, read_call
+from gqc.compile import CompileState, is_compiled, state_of
 from gqc.errors import CaptureError, InputError, RewriteError
 from gqc.policy import Policy
 from gqc.rewrite.module import module_source
 from gqc.runtime.rewritten import MODES
-from gqc.seed import SeedSource
 from gqc.variant import Variant
 
 _WAYS = {mode: way for way, mode in MODES.items()}
@@ -65,20 +64,21 @@ def rewrite(
     if model._forward_hooks or model._forward_pre_hooks:
         raise RewriteError("the model has forward hooks, which are not part of its forward: remove them")
     args, kwargs = tuple(args), kwargs or {}
-    model = copy.deepcopy(model)
-    variants = {mode: _variant(model, args, kwargs, policy, mode) for mode in dict.fromkeys(modes)}
-    return module_source(model, variants, args, kwargs, policy, source)
+    copied = CompileState(copy.deepcopy(model), policy)
+    variants = {mode: _variant(copied, args, kwargs, mode) for mode in dict.fromkeys(modes)}
+    return module_source(copied.model, variants, args, kwargs, policy, source)
 
 
-def _variant(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, mode: str) -> Variant:
+def _variant(state: CompileState, args: tuple[Any, ...], kwargs: dict[str, Any], mode: str) -> Variant:
     training, grad = _WAYS[mode]
-    model.train(training)
+    state.model.train(training)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.set_grad_enabled(grad))
         try:
-            captured = capture(model, args, kwargs)
-            variant = Variant.build(model, captured, policy, SeedSource(policy.seed), "gqc.rewrite")
+            captured = capture(state.model, args, kwargs)
+            rule = state.bit_rule(captured, read_call(args, kwargs))
+            variant = Variant.build(state.model, captured, state.policy, state.seed, "gqc.rewrite", bit_rule=rule)
         except (CaptureError, InputError) as error:
             raise RewriteError(f"in mode {mode!r}: {error}") from error
     for island in captured.islands:

@@ -54,6 +54,16 @@ def test_equals_the_compiled_model_to_the_bit(name: str, load: Load, tmp_path: P
     assert_equal(train(rewritten, calls), expected)
 
 
+@pytest.mark.parametrize("bits", [4, "auto"])
+def test_other_widths(bits: int | str, load: Load) -> None:
+    case = CASES["gcn"]
+    model, calls = case.make(), [case.call(1)]
+    rewritten = load(gqc.rewrite(model, calls[0], min_size=0, bits=bits)).GCN()
+    rewritten.load_state_dict(model.state_dict())
+    compiled = gqc.compile(copy.deepcopy(model), min_size=0, bits=bits)
+    assert_equal(train(rewritten, calls, 2), train(compiled, calls, 2))
+
+
 def test_bits_32_is_full_precision_with_torchs_dropout(load: Load) -> None:
     case = CASES["gat"]
     model, calls = case.make(), [case.call(1)]
