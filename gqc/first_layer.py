@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from gqc.capture import Captured, Island
 from gqc.capture.islands import StructureIsland
 from gqc.passes.choose_bits import BitRule
-from gqc.passes.nodes import origin
+from gqc.passes.nodes import is_float, needed_for, origin
 
 _SCATTERS = ("index_add", "index_reduce", "scatter_add", "scatter_reduce")
 AGGREGATIONS = frozenset({"spmm", "spmm_cmp", "sddmm", "edge_softmax", *_SCATTERS, *(f"{name}_" for name in _SCATTERS)})
@@ -34,7 +34,7 @@ def measure(model: nn.Module, captured: Captured, flat: Sequence[Any]) -> BitRul
     layer = _layer(model, origin(aggregation).module)
     output = _output(aggregation, layer) if layer else aggregation
     name = f"the output of {layer}" if layer else f"the first aggregation, {aggregation.name}"
-    needed = _needed(output)
+    needed = needed_for([output])
     island = next((n.target for n in needed if _is_eager(n)), None)
     if island is not None:
         return BitRule(8, f"{name} lies behind {island.name}, which runs eagerly and would run twice")
@@ -68,34 +68,18 @@ def _output(aggregation: fx.Node, layer: str) -> fx.Node:
     run = []
     node = aggregation
     while node.op != "output":
-        if _is_float(node) and not _inside(node, layer):
+        if is_float(node) and not _inside(node, layer):
             break
         run.append(node)
         node = node.next
     inside = set(run)
-    given = [n for n in run if _is_float(n) and _inside(n, layer) and any(u not in inside for u in n.users)]
+    given = [n for n in run if is_float(n) and _inside(n, layer) and any(u not in inside for u in n.users)]
     return given[-1] if given else aggregation
 
 
 def _inside(node: fx.Node, layer: str) -> bool:
     module = origin(node).module
     return module == layer or module.startswith(f"{layer}.")
-
-
-def _is_float(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _needed(output: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = [output]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
 
 
 def _is_eager(node: fx.Node) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from gqc.joint import JointGraph
 from gqc.passes.exact_form import EXACT_FORMS
-from gqc.passes.nodes import is_random, is_updated
+from gqc.passes.nodes import is_float, is_random, is_updated
 from gqc.passes.primitive import ops
 
 QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
@@ -81,7 +81,7 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     _, exact = _run(node, form, lambda n: env[n].exact)
     if node.target is not operator.getitem and not any(map(_is_quantized, node.all_input_nodes)):
         return Values(quantized, exact, quantized)
-    _, unrounded = _run(node, form, lambda n: env[n].quantized if _is_float(n) else env[n].unrounded)
+    _, unrounded = _run(node, form, lambda n: env[n].quantized if is_float(n) else env[n].unrounded)
     return Values(quantized, exact, unrounded)
 
 
@@ -93,8 +93,3 @@ def _run(node: fx.Node, target: Any, value: Callable[[fx.Node], Any]) -> tuple[t
 def _is_quantized(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.dtype in (torch.int8, torch.uint8)
-
-
-def _is_float(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,12 @@ def half(node: fx.Node) -> str:
 
 def is_tensor(node: object) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), Tensor)
+
+
+def is_float(node: fx.Node) -> bool:
+    """Whether the node is a floating-point tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def is_size(node: fx.Node) -> bool:
@@ -158,6 +164,18 @@ def same_rows(node: fx.Node) -> bool:
     moved = any(step.target in _MOVES for step in path)
     sizes = node.meta["val"].shape[0], values.meta["val"].shape[0]
     return not moved and statically_known_true(sizes[0] == sizes[1])
+
+
+def needed_for(ends: Iterable[object], given: Container[fx.Node] = ()) -> set[fx.Node]:
+    """The nodes among ``ends`` and all that they are computed from, without and not behind those that are ``given``."""
+    found: set[fx.Node] = set()
+    stack = [n for n in ends if isinstance(n, fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node not in found and node not in given:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
 
 
 def inputs_of_values(node: fx.Node) -> Iterator[fx.Node]:

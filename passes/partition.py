@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from gqc.joint import TANGENT, JointGraph
-from gqc.passes.nodes import mutates
+from gqc.passes.nodes import mutates, needed_for
 from gqc.passes.saved_values import SavedTensor, choose_saved, describe, tangent_dependent
 
 
@@ -59,13 +59,7 @@ def _extract(
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta.update(node.meta)
-    needed: set[fx.Node] = set()
-    stack = [n for n in (*outputs, *updates) if isinstance(n, fx.Node)]
-    while stack:
-        node = stack.pop()
-        if node not in needed and node not in copies:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
+    needed = needed_for((*outputs, *updates), copies)
     for node in joint.graph.nodes:
         if node in needed:
             copies[node] = graph.node_copy(node, lambda n: copies[n])

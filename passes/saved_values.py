@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from gqc.joint import TANGENT, JointGraph
-from gqc.passes.nodes import RESHAPES, aten, example, example_numel, is_random, is_size, is_updated, mutates
+from gqc.passes.nodes import RESHAPES, aten, example, example_numel, is_random, is_size, is_updated, mutates, needed_for
 from gqc.passes.primitive import ops
 
 REPEATED = RESHAPES | {
@@ -77,7 +77,7 @@ def choose_saved(joint: JointGraph) -> list[fx.Node]:
     if not joint.training:
         return []
     late = tangent_dependent(joint)
-    needed = _ancestors([*joint.forward_outputs, *(n for n in joint.graph.nodes if mutates(n))], late)
+    needed = needed_for([*joint.forward_outputs, *(n for n in joint.graph.nodes if mutates(n))], late)
     gradients = set(joint.gradients)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("source", "sink"))
@@ -109,17 +109,6 @@ def tangent_dependent(joint: JointGraph) -> set[fx.Node]:
         if node.op != "output" and any(n in late for n in node.all_input_nodes):
             late.add(node)
     return late
-
-
-def _ancestors(nodes: list[object], late: set[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = [n for n in nodes if isinstance(n, fx.Node) and n not in late]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
 
 
 def _is_repeated(node: fx.Node) -> bool:

@@ -25,6 +25,7 @@ from gqc.passes.nodes import (
     half,
     is_size,
     mutates,
+    needed_for,
     origin,
 )
 from gqc.passes.primitive import mark
@@ -236,26 +237,15 @@ def _halves(joint: JointGraph, saved: Sequence[fx.Node]) -> tuple[set[fx.Node], 
     """The nodes that :func:`gqc.passes.partition.partition` would put into each half; unused ones go by their tag."""
     tangents = {p.node for p in joint.placeholders if p.kind == TANGENT}
     updates = [n for n in joint.graph.nodes if mutates(n)]
-    backward = _needed([g for g in joint.gradients if isinstance(g, fx.Node)], {*saved} - tangents) | tangents
+    backward = needed_for(joint.gradients, {*saved} - tangents) | tangents
     results = [*joint.forward_outputs, *saved, *(n for n in updates if n not in backward)]
-    forward = _needed([n for n in results if isinstance(n, fx.Node)], set())
+    forward = needed_for(results)
     for node in joint.graph.nodes:
         if node.op == "placeholder" and node not in tangents:
             forward.add(node)
         elif node.op != "output" and node not in forward and node not in backward:
             (backward if half(node) == BACKWARD else forward).add(node)
     return forward, backward
-
-
-def _needed(results: Sequence[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
-    stack = [n for n in results if n not in given]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(n for n in node.all_input_nodes if n not in given)
-    return needed
 
 
 def is_plumbing(node: fx.Node, relations: Sequence[NamedRelation]) -> bool:

@@ -1,7 +1,8 @@
-"""Double precision for this folder."""
+"""Double precision for this folder, and silence about what DGL advises."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -17,3 +18,10 @@ def _double_precision() -> Iterator[None]:
     yield
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_advice() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

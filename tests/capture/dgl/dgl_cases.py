@@ -11,6 +11,7 @@ from typing import Any
 
 import dgl
 import dgl.nn.pytorch as dnn
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -401,3 +402,9 @@ class PlainConv(nn.Module):
 
     def forward(self, g: dgl.DGLGraph, h: Tensor) -> Tensor:
         return self.conv(g, h)
+
+
+in_every_mode = pytest.mark.parametrize(
+    ("case", "training"),
+    [pytest.param(c, t, id=f"{c.name}-{'train' if t else 'eval'}") for c in CASES for t in modes(c)],
+)

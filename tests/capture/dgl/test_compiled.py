@@ -2,33 +2,24 @@
 
 import copy
 import re
-import warnings
 
 import pytest
 import torch
 
 dgl = pytest.importorskip("dgl")
 
-from dgl_cases import CASES, SIZES, Case, modes  # noqa: E402
+from dgl_cases import CASES, SIZES, Case, in_every_mode  # noqa: E402
 from dgl_compare import assert_same, run, tensors  # noqa: E402
 
 from gqc.capture import read_call  # noqa: E402
 from gqc.compile import compile, state_of  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("no_advice")
+
 TABLE = "DGL convolutions, compiled once, equal to eager on graphs of three sizes"
 
 
-@pytest.fixture(autouse=True)
-def _no_advice():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.mark.parametrize(
-    ("case", "training"),
-    [pytest.param(c, t, id=f"{c.name}-{'train' if t else 'eval'}") for c in CASES for t in modes(c)],
-)
+@in_every_mode
 def test_compiled_equals_eager(case: Case, training: bool, coverage_row):
     coverage_row(TABLE, case.name, "FAILED")
     model = case.build().train(training)

@@ -1,15 +1,15 @@
 """Every convolution of dgl.nn.pytorch: forward, gradients and buffers equal eager on three graph sizes, one capture."""
 
-import warnings
-
 import pytest
 
 dgl = pytest.importorskip("dgl")
 
-from dgl_cases import CASES, SIZES, Case, modes  # noqa: E402
+from dgl_cases import CASES, SIZES, Case, in_every_mode  # noqa: E402
 from dgl_compare import check  # noqa: E402
 
 from gqc.capture.islands import StructureIsland  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("no_advice")
 
 CONVS_WITHOUT_CASE = {
     "CuGraphGATConv": "needs pylibcugraphops",
@@ -19,17 +19,7 @@ CONVS_WITHOUT_CASE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_advice():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.mark.parametrize(
-    ("case", "training"),
-    [pytest.param(c, t, id=f"{c.name}-{'train' if t else 'eval'}") for c in CASES for t in modes(c)],
-)
+@in_every_mode
 def test_equals_eager(case: Case, training: bool):
     model = case.build().train(training)
     captured = check(model, SIZES, case.inputs, case.kwargs, rtol=case.rtol)
