@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from gqc.errors import KernelError
 
@@ -57,7 +56,7 @@ def run(name: str, *arguments: int | float) -> None:
 
     Args:
         name: a key of :data:`SIGNATURES`.
-        arguments: its arguments after ``threads``; tensors as :func:`pointer`.
+        arguments: its arguments after ``threads``; tensors as addresses.
 
     Raises:
         KernelError: if the kernel refuses its arguments, or the library cannot be loaded.
@@ -66,20 +65,6 @@ def run(name: str, *arguments: int | float) -> None:
     refusal = function(torch.get_num_threads(), *arguments)
     if refusal:
         raise KernelError(f"gqc kernel {name}: {refusal.decode()}")
-
-
-def pointer(tensor: Tensor, dtype: torch.dtype) -> int:
-    """Address of a contiguous CPU tensor of the given dtype.
-
-    Raises:
-        KernelError: if the tensor is anything else.
-    """
-    if tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous():
-        return tensor.data_ptr()
-    raise KernelError(
-        f"a kernel needs a contiguous CPU tensor of {dtype} and got {tensor.dtype} on {tensor.device} "
-        f"with strides {tensor.stride()}: convert it first"
-    )
 
 
 def isa() -> str:

@@ -18,7 +18,7 @@
 //        }  // namespace gqc::GQC_ISA
 //
 // 2. Declare its arguments after `threads` in SIGNATURES of runtime/native.py and call it:
-//    native.run("row_sum", pointer(x, torch.float32), rows, columns, pointer(out, torch.float32)).
+//    kernels.run(x, "row_sum", pointer(x, torch.float32), rows, columns, pointer(out, torch.float32)).
 //
 // The macro exports gqc_row_sum_<isa>; Python picks the symbol of the instruction set in use. That is all of the
 // dispatch.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gqc.runtime import native
-from gqc.runtime.native import pointer
+from gqc.runtime import kernels
+from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float
 
@@ -21,8 +21,9 @@ def _dropout(x: Tensor, p: float, seed: Tensor, node: int) -> tuple[Tensor, Tens
     check_float("dropout", x.dtype)
     x = x.contiguous()
     out = torch.empty_like(x)
-    mask = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    native.run(
+    mask = x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    kernels.run(
+        x,
         "dropout",
         x.data_ptr(),
         x.dtype is torch.bfloat16,
@@ -46,7 +47,8 @@ def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
     check_float("dropout_backward", grad.dtype)
     grad = grad.contiguous()
     out = torch.empty_like(grad)
-    native.run(
+    kernels.run(
+        grad,
         "dropout_backward",
         grad.data_ptr(),
         grad.dtype is torch.bfloat16,
@@ -67,8 +69,12 @@ def _scale(p: float) -> float:
 
 
 define(
-    "dropout(Tensor x, float p, Tensor seed, int node) -> (Tensor out, Tensor mask)", cpu=_dropout, fake=_dropout_fake
+    "dropout(Tensor x, float p, Tensor seed, int node) -> (Tensor out, Tensor mask)",
+    kernel=_dropout,
+    fake=_dropout_fake,
 )
 define(
-    "dropout_backward(Tensor grad, Tensor mask, float p) -> Tensor", cpu=_dropout_backward, fake=_dropout_backward_fake
+    "dropout_backward(Tensor grad, Tensor mask, float p) -> Tensor",
+    kernel=_dropout_backward,
+    fake=_dropout_backward_fake,
 )

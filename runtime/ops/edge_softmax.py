@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native
+from gqc.runtime import kernels
 from gqc.runtime.ops.graph_arguments import check_floats, check_rows, float32, is_int64
 from gqc.runtime.ops.library import define, differentiate
 from gqc.runtime.reference import edge_softmax as reference
@@ -23,7 +23,8 @@ def _edge_softmax(g: list[Tensor], logits: Tensor) -> Tensor:
     values = float32(logits)
     out = torch.empty_like(values)
     if out.numel():
-        native.run(
+        kernels.run(
+            values,
             "edge_softmax",
             *(is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(values.data_ptr(), values[0].numel(), out.data_ptr()),
@@ -43,7 +44,8 @@ def _edge_softmax_bwd(g: list[Tensor], out: Tensor, grad: Tensor) -> Tensor:
     weights, gradient = float32(out), float32(grad)
     result = torch.empty_like(weights)
     if result.numel():
-        native.run(
+        kernels.run(
+            weights,
             "edge_softmax_bwd",
             *(is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(weights.data_ptr(), gradient.data_ptr(), weights[0].numel(), result.data_ptr()),
@@ -62,12 +64,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 define(
     "edge_softmax(Tensor[] g, Tensor logits) -> Tensor",
-    cpu=_edge_softmax,
+    kernel=_edge_softmax,
     fake=lambda g, logits: logits.new_empty(logits.shape),
 )
 define(
     "edge_softmax_bwd(Tensor[] g, Tensor out, Tensor grad) -> Tensor",
-    cpu=_edge_softmax_bwd,
+    kernel=_edge_softmax_bwd,
     fake=lambda g, out, grad: out.new_empty(out.shape),
 )
 differentiate("edge_softmax", _backward, _setup_context)

@@ -40,6 +40,11 @@ class FeatureLayout(NamedTuple):
     address: int
     native: _Native
 
+    @property
+    def _as_parameter_(self) -> int:
+        """What ctypes gives to a kernel."""
+        return self.address
+
 
 class _Axis(NamedTuple):
     size: int

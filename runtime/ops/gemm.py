@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native
-from gqc.runtime.native import pointer
+from gqc.runtime import kernels
+from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.int4 import check_packed, unpack, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float
@@ -57,9 +57,10 @@ def _product(
     """Run the kernel on matrices that are int8, or packed where they are uint8."""
     m, n, k = sizes
     out = a.new_empty((m, n), dtype=dtype)
-    absmax = torch.empty_like(a_scale)
+    absmax = kernels.new_absmax(a_scale)
     bias = None if bias is None else bias.float().contiguous()
-    native.run(
+    kernels.run(
+        a,
         "qgemm",
         *(pointer(a, a.dtype), pointer(a_scale, torch.float32), a.dtype is torch.uint8),
         *(pointer(b, b.dtype), pointer(b_scale, torch.float32), b.dtype is torch.uint8),
@@ -142,12 +143,12 @@ def _qgemm_int4_fake(
 define(
     "qgemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, bool trans_a, bool trans_b, Tensor? bias, "
     "ScalarType dtype) -> (Tensor out, Tensor absmax)",
-    cpu=_qgemm,
+    kernel=_qgemm,
     fake=_qgemm_fake,
 )
 define(
     "qgemm_int4(Tensor a, Tensor a_scale, SymInt a_width, Tensor b, Tensor b_scale, SymInt b_width, bool trans_a, "
     "bool trans_b, Tensor? bias, ScalarType dtype) -> (Tensor out, Tensor absmax)",
-    cpu=_qgemm_int4,
+    kernel=_qgemm_int4,
     fake=_qgemm_int4_fake,
 )

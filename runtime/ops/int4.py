@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native
-from gqc.runtime.native import pointer
+from gqc.runtime import kernels
+from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.graph_arguments import check_floats, float32
 from gqc.runtime.ops.library import define
 from gqc.runtime.ops.quantize import check_quantize
@@ -49,7 +49,8 @@ def _quantize_int4(
     rows, width = x.shape[0], prod(x.shape[1:])
     packed = x.new_empty((rows, packed_bytes(width)), dtype=torch.uint8)
     scale = x.new_empty((), dtype=torch.float32)
-    native.run(
+    kernels.run(
+        x,
         "quantize_int4",
         *(x.data_ptr(), x.dtype is torch.bfloat16, rows if width else 0, width or 1),
         None if absmax is None else pointer(absmax, torch.float32),
@@ -71,7 +72,9 @@ def unpack(packed: Tensor, features: Sequence[int]) -> Tensor:
     check_packed("unpack_int4", packed, features)
     out = packed.new_empty((packed.shape[0], *features), dtype=torch.int8)
     if out.numel():
-        native.run("unpack_int4", pointer(packed, torch.uint8), packed.shape[0], prod(features), out.data_ptr())
+        kernels.run(
+            packed, "unpack_int4", pointer(packed, torch.uint8), packed.shape[0], prod(features), out.data_ptr()
+        )
     return out
 
 
@@ -100,7 +103,7 @@ def packed_or_float32(
 define(
     "quantize_int4(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic) "
     "-> (Tensor packed, Tensor scale)",
-    cpu=_quantize_int4,
+    kernel=_quantize_int4,
     fake=_quantize_int4_fake,
 )
-define("unpack_int4(Tensor packed, SymInt[] features) -> Tensor", cpu=unpack, fake=unpacked_like)
+define("unpack_int4(Tensor packed, SymInt[] features) -> Tensor", kernel=unpack, fake=unpacked_like)

@@ -1,4 +1,4 @@
-"""The ``gqc`` operator library. Each family module defines its ops here: schema, CPU implementation, fake kernel.
+"""The ``gqc`` operator library. Each family module defines its ops here: schema, implementation, fake kernel.
 
 ``torch.library.custom_op`` would cost 12-23 µs a call, a plain ``Library`` costs 2-3.
 """
@@ -17,11 +17,12 @@ LIBRARY = torch.library.Library("gqc", "DEF")
 NAMESPACE = LIBRARY.ns
 
 
-def define(schema: str, *, cpu: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Register ``gqc::<schema>`` with its CPU implementation and its fake kernel (shapes and dtypes only)."""
+def define(schema: str, *, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register ``gqc::<schema>`` with what runs it on CPU and CUDA tensors and its fake kernel (shapes and dtypes)."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
-    LIBRARY.impl(name, cpu, "CPU")
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, kernel, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native
+from gqc.runtime import kernels
 from gqc.runtime.features import out_features
 from gqc.runtime.ops.feature_layout import OP_CODES, FeatureLayout, layout_of, layout_of_features
 from gqc.runtime.ops.graph_arguments import (
@@ -58,12 +58,13 @@ def _edges(
     """Run the kernel on operands, their scales and targets."""
     out = lhs[0].new_empty((num_edges(g), *layout.features), dtype=torch.float32)
     if out.numel():
-        native.run(
+        kernels.run(
+            out,
             "qsddmm",
             *(OP_CODES[layout.op], is_int64(g), num_edges(g)),
             *(lhs[0].data_ptr(), edge_index(g, lhs[2]), address(lhs[1])),
             *(rhs[0].data_ptr(), edge_index(g, rhs[2]), address(rhs[1])),
-            *(packed, layout.address, out.data_ptr()),
+            *(packed, layout, out.data_ptr()),
         )
     return out
 
@@ -128,12 +129,12 @@ def _int4_fake(
 define(
     "qsddmm(Tensor[] g, str op, Tensor lhs, Tensor? lhs_scale, Tensor rhs, Tensor? rhs_scale, str lhs_target, "
     "str rhs_target, ScalarType dtype) -> Tensor",
-    cpu=_qsddmm,
+    kernel=_qsddmm,
     fake=_fake,
 )
 define(
     "qsddmm_int4(Tensor[] g, str op, Tensor lhs, Tensor? lhs_scale, SymInt[]? lhs_features, Tensor rhs, "
     "Tensor? rhs_scale, SymInt[]? rhs_features, str lhs_target, str rhs_target, ScalarType dtype) -> Tensor",
-    cpu=_qsddmm_int4,
+    kernel=_qsddmm_int4,
     fake=_int4_fake,
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native
+from gqc.runtime import kernels
 from gqc.runtime.features import out_features
 from gqc.runtime.ops.feature_layout import OP_CODES, FeatureLayout, layout_of, layout_of_features
 from gqc.runtime.ops.graph_arguments import (
@@ -60,13 +60,14 @@ def _sum(
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel on operands, the addresses of the rows that entries read, and scales."""
     out = g[0].new_empty((num_dst(g), *layout.features), dtype=torch.float32)
-    absmax = out.new_zeros(())
+    absmax = kernels.new_absmax(out) if out.numel() else out.new_zeros(())
     if out.numel():
-        native.run(
+        kernels.run(
+            out,
             "qspmm",
             *(OP_CODES[op], is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr()),
             *(address(lhs[0]), lhs[1], address(lhs[2]), address(rhs[0]), rhs[1], address(rhs[2])),
-            *(packed, layout.address, out.data_ptr(), absmax.data_ptr()),
+            *(packed, layout, out.data_ptr(), absmax.data_ptr()),
         )
     if dtype is torch.float32:
         return out, absmax
@@ -142,17 +143,17 @@ def _qspmm_int4_fake(
 define(
     "qspmm(Tensor[] g, str op, Tensor? u, Tensor? u_scale, Tensor? e, Tensor? e_scale, ScalarType dtype) "
     "-> (Tensor out, Tensor absmax)",
-    cpu=_qspmm,
+    kernel=_qspmm,
     fake=_qspmm_fake,
 )
 define(
     "qspmm_cmp(Tensor[] g, str reduce, Tensor u, Tensor u_scale, ScalarType dtype) -> (Tensor out, Tensor arg)",
-    cpu=_qspmm_cmp,
+    kernel=_qspmm_cmp,
     fake=_qspmm_cmp_fake,
 )
 define(
     "qspmm_int4(Tensor[] g, str op, Tensor u, Tensor u_scale, SymInt[] u_features, Tensor? e, ScalarType dtype) "
     "-> (Tensor out, Tensor absmax)",
-    cpu=_qspmm_int4,
+    kernel=_qspmm_int4,
     fake=_qspmm_int4_fake,
 )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native
-from gqc.runtime.native import pointer
+from gqc.runtime import kernels
+from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.library import define, refuse_gradient
 
 FLOATS = (torch.float32, torch.bfloat16)
@@ -46,8 +46,8 @@ def _absmax(x: Tensor) -> Tensor:
     refuse_gradient("absmax", x)
     check_float("absmax", x.dtype)
     x = x.contiguous()
-    out = x.new_empty((), dtype=torch.float32)
-    native.run("absmax", x.data_ptr(), x.dtype is torch.bfloat16, x.numel(), out.data_ptr())
+    out = kernels.new_absmax(x)
+    kernels.run(x, "absmax", x.data_ptr(), x.dtype is torch.bfloat16, x.numel(), out.data_ptr())
     return out
 
 
@@ -62,7 +62,8 @@ def _quantize(
     x = x.contiguous()
     q = torch.empty_like(x, dtype=torch.int8)
     scale = x.new_empty((), dtype=torch.float32)
-    native.run(
+    kernels.run(
+        x,
         "quantize",
         x.data_ptr(),
         x.dtype is torch.bfloat16,
@@ -89,7 +90,8 @@ def _dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     check_float("dequantize", dtype)
     q = q.contiguous()
     out = torch.empty_like(q, dtype=dtype)
-    native.run(
+    kernels.run(
+        q,
         "dequantize",
         pointer(q, torch.int8),
         pointer(scale, torch.float32),
@@ -104,10 +106,10 @@ def _dequantize_fake(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return q.new_empty(q.shape, dtype=dtype)
 
 
-define("absmax(Tensor x) -> Tensor", cpu=_absmax, fake=_absmax_fake)
+define("absmax(Tensor x) -> Tensor", kernel=_absmax, fake=_absmax_fake)
 define(
     "quantize(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic) -> (Tensor q, Tensor scale)",
-    cpu=_quantize,
+    kernel=_quantize,
     fake=_quantize_fake,
 )
-define("dequantize(Tensor q, Tensor scale, ScalarType dtype) -> Tensor", cpu=_dequantize, fake=_dequantize_fake)
+define("dequantize(Tensor q, Tensor scale, ScalarType dtype) -> Tensor", kernel=_dequantize, fake=_dequantize_fake)

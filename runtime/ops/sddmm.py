@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gqc.runtime import native
+from gqc.runtime import kernels
 from gqc.runtime.features import out_features, reduce_features
 from gqc.runtime.ops.edge_gradient import sum_at, sum_of_products_at
 from gqc.runtime.ops.feature_layout import OP_CODES, layout_of
@@ -41,10 +41,11 @@ def _sddmm(
     layout = layout_of(op, lhs, rhs)
     out = lhs.new_empty((num_edges(g), *layout.features))
     if out.numel():
-        native.run(
+        kernels.run(
+            out,
             "sddmm",
             *(OP_CODES[layout.op], is_int64(g), num_edges(g), lhs.data_ptr(), edge_index(g, lhs_target)),
-            *(address(rhs), edge_index(g, rhs_target), layout.address, out.data_ptr()),
+            *(address(rhs), edge_index(g, rhs_target), layout, out.data_ptr()),
         )
     return out if dtype is torch.float32 else out.to(dtype)
 
@@ -94,7 +95,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 define(
     "sddmm(Tensor[] g, str op, Tensor? lhs, Tensor? rhs, str lhs_target, str rhs_target) -> Tensor",
-    cpu=_sddmm,
+    kernel=_sddmm,
     fake=_fake,
 )
 differentiate("sddmm", _backward, _setup_context)

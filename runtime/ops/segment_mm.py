@@ -98,16 +98,16 @@ def _gather_mm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor |
     return grad_a, grad_b, None
 
 
-define("segment_mm(Tensor a, Tensor b, Tensor seglen) -> Tensor", cpu=_segment_mm, fake=_segment_mm_fake)
+define("segment_mm(Tensor a, Tensor b, Tensor seglen) -> Tensor", kernel=_segment_mm, fake=_segment_mm_fake)
 define(
     "segment_mm_bwd_b(Tensor a, Tensor grad, Tensor seglen) -> Tensor",
-    cpu=_segment_mm_bwd_b,
+    kernel=_segment_mm_bwd_b,
     fake=_segment_mm_bwd_b_fake,
 )
-define("gather_mm(Tensor a, Tensor b, Tensor index) -> Tensor", cpu=_gather_mm, fake=_gather_mm_fake)
+define("gather_mm(Tensor a, Tensor b, Tensor index) -> Tensor", kernel=_gather_mm, fake=_gather_mm_fake)
 define(
     "gather_mm_bwd_b(Tensor a, Tensor grad, Tensor index, SymInt num) -> Tensor",
-    cpu=_gather_mm_bwd_b,
+    kernel=_gather_mm_bwd_b,
     fake=_gather_mm_bwd_b_fake,
 )
 differentiate("segment_mm", _segment_mm_backward, _save_inputs)

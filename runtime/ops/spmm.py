@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gqc.runtime import native
+from gqc.runtime import kernels
 from gqc.runtime.features import out_features, reduce_features
 from gqc.runtime.ops.edge_gradient import sum_of_products
 from gqc.runtime.ops.feature_layout import OP_CODES, layout_of
@@ -40,10 +40,11 @@ def _spmm(g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None) -> Tenso
     layout = layout_of(op, lhs, rhs)
     out = lhs.new_empty((num_dst(g), *layout.features))
     if out.numel():
-        native.run(
+        kernels.run(
+            out,
             "spmm",
             *(OP_CODES[op], is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr()),
-            *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout.address, out.data_ptr()),
+            *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout, out.data_ptr()),
         )
     return out if dtype is torch.float32 else out.to(dtype)
 
@@ -92,5 +93,5 @@ def _edge_gradient(
     return torch.ops.gqc.sddmm(g, "copy_rhs", None, -grad if op == "sub" else grad, "u", "v")
 
 
-define("spmm(Tensor[] g, str op, Tensor? u, Tensor? e) -> Tensor", cpu=_spmm, fake=_fake)
+define("spmm(Tensor[] g, str op, Tensor? u, Tensor? e) -> Tensor", kernel=_spmm, fake=_fake)
 differentiate("spmm", _backward, _setup_context)

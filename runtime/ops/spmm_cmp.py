@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native
+from gqc.runtime import kernels
 from gqc.runtime.features import COPY, out_features, reduce_features
 from gqc.runtime.ops.edge_gradient import sum_at, sum_of_products
 from gqc.runtime.ops.graph_arguments import (
@@ -47,7 +47,8 @@ def best_rows(g: list[Tensor], reduce: str, x: Tensor, rows: Tensor, scale: Tens
     out = x.new_empty((num_dst(g), *x.shape[1:]), dtype=torch.float32)
     arg = out.new_empty(out.shape, dtype=torch.int64)
     if out.numel():
-        native.run(
+        kernels.run(
+            out,
             "spmm_cmp",
             *(reduce == "max", is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(x.data_ptr(), rows.data_ptr(), address(scale), out[0].numel(), out.data_ptr(), arg.data_ptr()),
@@ -79,7 +80,8 @@ def _spmm_cmp_bwd(g: list[Tensor], arg: Tensor, grad: Tensor) -> Tensor:
     values, arg = float32(grad), arg.contiguous()
     out = values.new_empty((num_edges(g), *grad.shape[1:]))
     if out.numel():
-        native.run(
+        kernels.run(
+            out,
             "spmm_cmp_bwd",
             *(is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(arg.data_ptr(), values.data_ptr(), out[0].numel(), out.data_ptr()),
@@ -94,7 +96,8 @@ def _spmm_cmp_bwd_src(g: list[Tensor], arg: Tensor, grad: Tensor) -> Tensor:
     values, arg = float32(grad), arg.contiguous()
     out = values.new_empty((num_src(g), *grad.shape[1:]))
     if out.numel():
-        native.run(
+        kernels.run(
+            out,
             "spmm_cmp_bwd_src",
             *(is_int64(g), num_dst(g), num_src(g), g[SRC].data_ptr()),
             *(arg.data_ptr(), values.data_ptr(), out[0].numel(), out.data_ptr()),
@@ -136,17 +139,17 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
 
 define(
     "spmm_cmp(Tensor[] g, str op, str reduce, Tensor? u, Tensor? e) -> (Tensor out, Tensor arg)",
-    cpu=_spmm_cmp,
+    kernel=_spmm_cmp,
     fake=_fake,
 )
 define(
     "spmm_cmp_bwd(Tensor[] g, Tensor arg, Tensor grad) -> Tensor",
-    cpu=_spmm_cmp_bwd,
+    kernel=_spmm_cmp_bwd,
     fake=lambda g, arg, grad: grad.new_empty([num_edges(g), *grad.shape[1:]]),
 )
 define(
     "spmm_cmp_bwd_src(Tensor[] g, Tensor arg, Tensor grad) -> Tensor",
-    cpu=_spmm_cmp_bwd_src,
+    kernel=_spmm_cmp_bwd_src,
     fake=lambda g, arg, grad: grad.new_empty([num_src(g), *grad.shape[1:]]),
 )
 differentiate("spmm_cmp", _backward, _setup_context)

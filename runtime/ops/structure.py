@@ -19,4 +19,4 @@ def _fake(src: Tensor, dst: Tensor, num_src: int | SymInt, num_dst: int | SymInt
     return [src.new_empty((size,)) for size in sizes]
 
 
-define("relation(Tensor src, Tensor dst, SymInt num_src, SymInt num_dst) -> Tensor[]", cpu=_relation, fake=_fake)
+define("relation(Tensor src, Tensor dst, SymInt num_src, SymInt num_dst) -> Tensor[]", kernel=_relation, fake=_fake)

@@ -13,7 +13,7 @@ import torch
 
 from gqc.errors import KernelError
 from gqc.runtime import native
-from gqc.runtime.native import pointer
+from gqc.runtime.kernels import pointer
 
 PRINT_ISA = "from gqc.runtime import native; print(native.isa())"
 

@@ -1,0 +1,37 @@
+// Philox4x32-7, the same stream as csrc/common/philox.h: what an element is rounded by depends on its place alone.
+#pragma once
+
+#include "cuda/device.cuh"
+
+constexpr int kPhiloxRounds = 7;
+constexpr int kBlockElements = 8;  // a block is 128 bits, an element takes 16 of them
+
+struct Philox {
+    uint32_t key[2];
+    uint32_t node;
+    uint32_t step;
+
+    // seed: two numbers, in the memory of the device.
+    __device__ __forceinline__ Philox(const int64_t* seed, int64_t node)
+        : key{static_cast<uint32_t>(seed[0]), static_cast<uint32_t>(static_cast<uint64_t>(seed[0]) >> 32)},
+          node(static_cast<uint32_t>(node)),
+          step(static_cast<uint32_t>(seed[1])) {}
+
+    // Element 2i and 2i+1 of a block take the low and the high half of word i.
+    __device__ __forceinline__ uint4 words(uint64_t block) const {
+        uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32), c2 = node, c3 = step;
+        uint32_t key0 = key[0], key1 = key[1];
+#pragma unroll
+        for (int round = 0; round < kPhiloxRounds; ++round) {
+            const uint32_t high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
+            const uint32_t high1 = __umulhi(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;
+            c0 = high1 ^ c1 ^ key0;
+            c1 = low1;
+            c2 = high0 ^ c3 ^ key1;
+            c3 = low0;
+            key0 += 0x9E3779B9u;
+            key1 += 0xBB67AE85u;
+        }
+        return make_uint4(c0, c1, c2, c3);
+    }
+};

@@ -1,0 +1,35 @@
+"""The CUDA back end: for each kernel of :data:`gqc.runtime.native.SIGNATURES` a function that launches its CUDA form.
+
+One family a file, as in csrc/cuda. A function has the kernel's name, takes the target and then the arguments of the CPU
+kernel, except that a layout is the :class:`~gqc.runtime.ops.feature_layout.FeatureLayout` itself. Numbers that the CPU
+kernels return through an address (scale, absmax) stay on the device; an absmax is 0 on entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gqc.errors import KernelError
+from gqc.runtime.cuda import quantize
+from gqc.runtime.cuda.target import Argument, Target
+
+FAMILIES = (quantize,)
+LAUNCHERS: dict[str, Callable[..., None]] = {
+    function.__name__: function for family in FAMILIES for function in family.LAUNCHERS
+}
+
+
+def run(target: Target | None, device: torch.device, name: str, *arguments: Argument) -> None:
+    """Launch what ``name`` stands for on a target, by default the current stream of a CUDA device.
+
+    Raises:
+        KernelError: if there is no such kernel, or the device is none that gqc knows.
+    """
+    launcher = LAUNCHERS.get(name)
+    if launcher is None:
+        raise KernelError(f"gqc has no CUDA kernel {name!r} yet: move the tensors to the CPU")
+    if target is None:
+        raise KernelError(f"gqc has no kernels for {device}: move the tensors to the CPU or a CUDA device")
+    launcher(target, *arguments)

@@ -1,0 +1,92 @@
+"""What kernels are launched on: a GPU's current stream or, in tests, the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gqc.errors import KernelError
+
+Argument = Any
+"""An address (None for none), an integer or a number."""
+
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+_MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+_MOST_THREADS = 1024
+
+
+class Kernel(NamedTuple):
+    """A kernel of csrc/cuda.
+
+    Attributes:
+        name: its symbol.
+        arguments: their types in order: p pointer, i int64, f float32.
+    """
+
+    name: str
+    arguments: str
+
+
+class Target(Protocol):
+    """A place where kernels run."""
+
+    multiprocessors: int
+
+    def start(self, kernel: Kernel, grid: tuple[int, int, int], block: int, arguments: Sequence[Any]) -> None:
+        """Launch on the current stream; ``arguments`` are ctypes values of the types that ``kernel`` names."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Scratch memory of torch's allocator, which may be dropped as soon as its kernels are launched."""
+
+    def upload(self, values: tuple[int, ...]) -> Tensor:
+        """An int64 tensor of constants, kept by the target so that each is copied once."""
+
+
+def launch(target: Target, kernel: Kernel, grid: int | tuple[int, ...], block: int, *arguments: Argument) -> None:
+    """Launch a kernel.
+
+    Args:
+        target: where.
+        kernel: what; its table entry says how many arguments of which types there are.
+        grid: blocks along x, y and z; trailing ones may be left out. None of them may be 0.
+        block: threads of a block, all along x.
+        arguments: addresses or None, integers and numbers.
+
+    Raises:
+        KernelError: naming the kernel, if the arguments do not fit its entry or the grid does not fit a GPU.
+    """
+    blocks = (grid,) if isinstance(grid, int) else grid
+    x, y, z = (*blocks, 1, 1, 1)[:3]
+    if len(blocks) > 3 or not all(0 < n <= most for n, most in zip((x, y, z), _MOST_BLOCKS, strict=True)):
+        raise KernelError(f"gqc CUDA kernel {kernel.name}: a grid of {blocks} blocks is outside 1 .. {_MOST_BLOCKS}")
+    if not 0 < block <= _MOST_THREADS or block % 32:
+        raise KernelError(f"gqc CUDA kernel {kernel.name}: a block of {block} threads is not 32, 64, .. 1024")
+    if len(arguments) != len(kernel.arguments):
+        raise KernelError(
+            f"gqc CUDA kernel {kernel.name} takes {len(kernel.arguments)} arguments ({kernel.arguments}) "
+            f"and got {len(arguments)}"
+        )
+    target.start(kernel, (x, y, z), block, [_typed(kernel, i, value) for i, value in enumerate(arguments)])
+
+
+def _typed(kernel: Kernel, position: int, value: Argument) -> Any:
+    letter = kernel.arguments[position]
+    if letter == "f":
+        fits = isinstance(value, float | int)
+    else:
+        fits = isinstance(value, int) or (letter == "p" and value is None)
+    if not fits:
+        raise KernelError(
+            f"gqc CUDA kernel {kernel.name}: argument {position} is {value!r}, "
+            f"which is no {_TYPES[letter].__name__.removeprefix('c_')}"
+        )
+    return _TYPES[letter](value)
+
+
+def blocks_for(work: int, per_block: int) -> int:
+    """Blocks that share out ``work``, ``per_block`` each."""
+    return -(-work // per_block)

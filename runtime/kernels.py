@@ -1,0 +1,71 @@
+"""The one door from ops to kernels: each runs on the device of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gqc.errors import KernelError
+from gqc.runtime import native
+
+if TYPE_CHECKING:
+    from gqc.runtime.cuda.target import Argument, Target
+
+_emulator: Target | None = None
+
+
+def run(on: Tensor, name: str, *arguments: Argument) -> None:
+    """Run a kernel on the device that holds ``on`` and, like torch, on its current stream.
+
+    Args:
+        on: any of the kernel's tensors.
+        name: a key of :data:`gqc.runtime.native.SIGNATURES`.
+        arguments: what that signature asks for; tensors as addresses.
+
+    Raises:
+        KernelError: if the kernel refuses its arguments, or the back end cannot be loaded.
+    """
+    if _on_cpu(on):
+        native.run(name, *arguments)
+    else:
+        from gqc.runtime.cuda import run as run_on_gpu  # not before a GPU is used: it needs the extra gqc[cuda]
+
+        run_on_gpu(_emulator, on.device, name, *arguments)
+
+
+def pointer(tensor: Tensor, dtype: torch.dtype) -> int:
+    """Address of a contiguous tensor of the given dtype.
+
+    Raises:
+        KernelError: if the tensor is anything else, or not in the memory of a processor or GPU.
+    """
+    if tensor.dtype is dtype and tensor.is_contiguous() and (tensor.is_cpu or tensor.is_cuda):
+        return tensor.data_ptr()
+    raise KernelError(
+        f"a kernel needs a contiguous CPU or CUDA tensor of {dtype} and got {tensor.dtype} on {tensor.device} "
+        f"with strides {tensor.stride()}: convert it first"
+    )
+
+
+def new_absmax(on: Tensor) -> Tensor:
+    """A float32 number for a kernel's absmax: GPU blocks raise it from 0, the CPU's kernels write it."""
+    return on.new_empty((), dtype=torch.float32) if _on_cpu(on) else on.new_zeros((), dtype=torch.float32)
+
+
+def _on_cpu(tensor: Tensor) -> bool:
+    return tensor.is_cpu and _emulator is None
+
+
+@contextmanager
+def emulated(target: Target) -> Iterator[None]:
+    """Run CUDA kernels on CPU tensors inside the context, on a target that can (for tests; not thread-safe)."""
+    global _emulator
+    before, _emulator = _emulator, target
+    try:
+        yield
+    finally:
+        _emulator = before
