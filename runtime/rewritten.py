@@ -41,6 +41,9 @@ __all__ = [
 MODES = {(True, True): "train", (False, False): "eval", (False, True): "eval-grad", (True, False): "train-no-grad"}
 """Name of a way to call a model, by its training flag and grad mode."""
 
+MARK = "written down by gqc"
+"""Stands in the first line of every rewritten module."""
+
 _CALLS = {
     "train": "model.train() with gradients",
     "eval": "model.eval() under torch.no_grad()",

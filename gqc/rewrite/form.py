@@ -185,7 +185,11 @@ class FormWriter:
         return f"{identifier(str(self.given(name)))}_{'rows' if axis == 0 else f'size_{axis}'}", "int", source
 
     def _state(self, target: str, graph: fx.GraphModule | None = None) -> tuple[str, str, str]:
-        return identifier(target), "Tensor", self._parts.attribute(graph or self._variant.captured.graph, target)
+        return identifier(target), "Tensor", self.attribute(target, graph)
+
+    def attribute(self, target: str, graph: fx.GraphModule | None = None) -> str:
+        """Source of a parameter, a buffer or a constant that a graph, by default the captured one, reads."""
+        return self._parts.attribute(graph or self._variant.captured.graph, target)
 
     def _program(
         self, name: str, program: Program, doc: str, operands: list[tuple[str, str, str]], *, remembered: bool

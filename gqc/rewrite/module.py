@@ -94,7 +94,7 @@ class ModuleWriter:
         policy = ", ".join(f"{f.name}={_shown(getattr(self._policy, f.name))}" for f in fields(Policy))
         captured = "; ".join(_CALLS[mode] for mode in self._variants)
         missing = [call for mode, call in _CALLS.items() if mode not in self._variants]
-        lines = docstring(f"{name}, written down by gqc: it trains on quantized primitives without tracing.", 0)
+        lines = docstring(f"{name}, {rewritten.MARK}: it trains on quantized primitives without tracing.", 0)
         lines[0], closing = lines[0].removesuffix('"""'), ['"""']
         rest = [line for line in lines[1:] if line != '"""']
         facts = {

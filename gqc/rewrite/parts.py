@@ -47,7 +47,7 @@ class Parts:
 
     def attribute(self, graph: fx.GraphModule, target: str) -> str:
         """Source of what a get_attr node reads: a parameter, a buffer or a constant."""
-        return self.constant(graph, target) if target.startswith("_") else self.state.access(target)
+        return self.state.access(target) if target in self.state.names else self.constant(graph, target)
 
     def define(self, lines: Sequence[str]) -> None:
         """Add a function or class."""

@@ -74,7 +74,7 @@ def _files(kind: type) -> Iterator[str]:
             continue
         try:
             path = inspect.getsourcefile(base)
-        except TypeError:
+        except (TypeError, OSError):  # built in, or typed into an interpreter
             continue
         if path:
             yield path

@@ -58,7 +58,7 @@ class StageWriter:
             self._reads[node] = self._step.reads[placeholder.index]
             given = self._form.given(self._reads[node])
             return given, str(given)
-        source = self._parts.attribute(self._forward, placeholder.name)
+        source = self._form.attribute(placeholder.name)
         return scope.take(identifier(placeholder.name)), source
 
     def write(self) -> list[str]:

@@ -25,6 +25,7 @@ class State:
     Attributes:
         model: the original.
         statements: the body of ``__init__`` that makes them.
+        names: dotted names of its parameters and buffers, all of a tied one.
     """
 
     model: nn.Module
@@ -32,6 +33,11 @@ class State:
 
     def __post_init__(self) -> None:
         self._owners = dict(self.model.named_modules(remove_duplicate=False))
+        self.names = {
+            f"{path}.{leaf}".lstrip(".")
+            for path, module in self._owners.items()
+            for leaf in (*module._parameters, *module._buffers)
+        }
         self._needed = {""}
         for path, module in self._owners.items():
             if module._parameters or module._buffers:
@@ -131,7 +137,7 @@ def tensor_literal(tensor: Tensor, what: str) -> Group:
     Raises:
         RewriteError: it is too large for that.
     """
-    if tensor.numel() > LARGEST_LITERAL or tensor.dtype in (torch.bfloat16, torch.float16):
+    if tensor.numel() > LARGEST_LITERAL:
         raise RewriteError(
             f"{what} has {tensor.numel()} elements of {tensor.dtype}, too many to be written down; "
             "make it a persistent buffer or an argument of forward"

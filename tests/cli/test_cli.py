@@ -170,3 +170,20 @@ def test_doctor_names_a_wrong_isa(monkeypatch: pytest.MonkeyPatch) -> None:
         native._chosen_isa.cache_clear()
     assert result.exit_code == 1
     assert "GQC_ISA='sse1'" in result.output
+
+
+def test_rewrite_loses_no_file_of_the_user(user: Path, tmp_path: Path) -> None:
+    before, notes, rewritten = user.read_text(), tmp_path / "notes.py", tmp_path / "rewritten.py"
+    notes.write_text("# mine\n")
+    for output, message in (
+        (user, "is the file that makes the model"),
+        (notes, "was not written by gqc: --force replaces it"),
+        (tmp_path / "nowhere" / "x.py", "there is no folder"),
+    ):
+        refused = run("rewrite", f"{user}:make_model", "-o", output)
+        assert refused.exit_code == 2, refused.output
+        assert message in " ".join(refused.output.split())
+    assert (user.read_text(), notes.read_text()) == (before, "# mine\n")
+    for output, options in ((notes, ["--force"]), (rewritten, []), (rewritten, [])):
+        assert run("rewrite", f"{user}:make_model", "-o", output, "--mode", "eval", *options).exit_code == 0
+    assert notes.read_text().startswith('"""Net, written down by gqc')

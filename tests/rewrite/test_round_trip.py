@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gqc
+from gqc.rewrite.state import LARGEST_LITERAL
 from tests.rewrite.conftest import Load
 from tests.rewrite.zoo import CASES, Several, with_column
 from tests.ruff import ruff_complaints
@@ -140,3 +141,24 @@ def test_columns_constants_effects_ties_and_frozen_parameters(load: Load) -> Non
         assert p.grad is None or torch.equal(p.grad, q.grad), name
     with pytest.raises(gqc.InputError, match="factor"):
         rewritten(with_column(2)[0], factor=3.0)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a tensor that no state_dict holds; a parameter's name starts with an underscore."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._weight = nn.Parameter(torch.randn(width, width))
+        self.table = torch.randn(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self._weight * self.table
+
+
+def test_tensors_that_no_state_dict_holds(load: Load) -> None:
+    model, x = Scaled(LARGEST_LITERAL), torch.randn(20, LARGEST_LITERAL)
+    rewritten = load(gqc.rewrite(model, (x,))).Scaled()
+    rewritten.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(rewritten(x), model(x))
+    with pytest.raises(gqc.RewriteError, match=f"{LARGEST_LITERAL + 1} elements"):
+        gqc.rewrite(Scaled(LARGEST_LITERAL + 1), (x.new_zeros(20, LARGEST_LITERAL + 1),))
