@@ -8,6 +8,28 @@ import pytest
 import torch
 
 from gqc.runtime import native
+from tests.runtime.backends import CUDA, backends, on_backend
+
+THREADS = (1, 2)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that has the fixture ``backend`` on every back end, on each number of threads where it is the CPU."""
+    if "backend" not in metafunc.fixturenames:
+        return
+    names = backends(f"{metafunc.module.__name__.rpartition('.')[2]}.{metafunc.definition.originalname}")
+    if "threads" in metafunc.fixturenames:
+        cases = [(name, threads) for name in names for threads in ((1,) if name == CUDA else THREADS)]
+        metafunc.parametrize(("backend", "threads"), cases, indirect=True)
+    else:
+        metafunc.parametrize("backend", names, indirect=True)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test once on each back end, which the test finds chosen."""
+    with on_backend(request.param):
+        yield request.param
 
 
 @pytest.fixture(params=native.isas())
@@ -17,9 +39,9 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
+@pytest.fixture
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Runs the test once on one thread and once on two."""
+    """Runs a test that has ``backend`` once on one thread and once on two."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gqc.runtime import native
 from gqc.runtime.relation import DST, SRC, from_edges, num_dst, num_rows, num_src
+from tests.runtime.backends import CUDA, on_backend
 
 Relation = list[Tensor]
 
@@ -109,14 +110,14 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=tolerance * max(scale, 1.0), equal_nan=True)
 
 
-def on_all_backends(function: Callable[[], Any]) -> list[Any]:
-    """Results of ``function`` on every instruction set, with one, two and three threads."""
+def on_all_backends(function: Callable[[], Any], names: Sequence[str] | None = None) -> list[Any]:
+    """Results of ``function`` on back ends, by default the instruction sets, those with one, two and three threads."""
     results, before = [], torch.get_num_threads()
     try:
-        for isa in native.isas():
-            for threads in (1, 2, 3):
+        for name in native.isas() if names is None else names:
+            for threads in (1,) if name == CUDA else (1, 2, 3):
                 torch.set_num_threads(threads)
-                with native.use_isa(isa):
+                with on_backend(name):
                     results.append(function())
     finally:
         torch.set_num_threads(before)

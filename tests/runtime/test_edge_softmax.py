@@ -29,7 +29,7 @@ def logits(g: list[torch.Tensor], heads: tuple[int, ...], spread: float = 5.0) -
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("kind", ["random", "hub", "single"])
-def test_equals_reference_for_any_number_of_heads(isa: str, kind: str, heads: tuple[int, ...]) -> None:
+def test_equals_reference_for_any_number_of_heads(backend: str, kind: str, heads: tuple[int, ...]) -> None:
     g = graph(kind)
     assert_same_with_gradients(
         lambda x: gqc.edge_softmax(g, x), lambda x: reference.edge_softmax(g, x), [logits(g, heads)]
@@ -46,7 +46,7 @@ def test_equals_reference_on_every_kind_of_graph(kind: str, index: torch.dtype) 
         )
 
 
-def test_is_as_exact_as_torch(isa: str) -> None:
+def test_is_as_exact_as_torch(backend: str) -> None:
     g = graph("hub")
     x = logits(g, (4,), spread=20.0)
     want = reference.edge_softmax(g, x.double())
@@ -70,7 +70,7 @@ def test_does_not_depend_on_threads_or_instruction_set() -> None:
         assert_near(result, reference.edge_softmax_bwd(g, results[0].double(), grad.double()))
 
 
-def test_masked_large_and_missing_logits_act_as_in_torch(isa: str) -> None:
+def test_masked_large_and_missing_logits_act_as_in_torch(backend: str) -> None:
     g = graph("hub")
     x = logits(g, (5,))
     row = g[7] == 17

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import gemm as reference
+from tests.runtime.backends import backends, on_backend
 
 gqc = torch.ops.gqc
 DTYPES = [torch.float32, torch.bfloat16]
@@ -44,21 +45,21 @@ def assert_equals_reference(*arguments: object) -> None:
     form=st.sampled_from(FORMS),
     has_bias=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    isa=st.sampled_from(native.isas()),
+    backend=st.sampled_from(backends("test_gemm.test_equals_reference")),
 )
 def test_equals_reference(
-    m: int, n: int, k: int, form: tuple[bool, bool], has_bias: bool, dtype: torch.dtype, isa: str
+    m: int, n: int, k: int, form: tuple[bool, bool], has_bias: bool, dtype: torch.dtype, backend: str
 ) -> None:
     a, b = operands(m, n, k, *form)
     bias = torch.randn(n, dtype=dtype) if has_bias else None
-    with native.use_isa(isa):
+    with on_backend(backend):
         assert_equals_reference(a, torch.rand(()), b, torch.rand(()), *form, bias, dtype)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "n", "k"), [(5000, 64, 33), (33, 65, 5000), (50, 300, 1433), (7, 3, 140_000)])
 def test_equals_reference_where_threads_share_the_work(
-    isa: str, threads: int, form: tuple[bool, bool], m: int, n: int, k: int
+    backend: str, threads: int, form: tuple[bool, bool], m: int, n: int, k: int
 ) -> None:
     a, b = operands(m, n, k, *form)
     assert_equals_reference(a, torch.rand(()), b, torch.rand(()), *form, None, torch.float32)
@@ -68,7 +69,7 @@ def test_equals_reference_where_threads_share_the_work(
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("k", [131_072, 131_073, 600_001])
 def test_the_longest_contractions_stay_exact(
-    isa: str, threads: int, form: tuple[bool, bool], sign: int, k: int
+    backend: str, threads: int, form: tuple[bool, bool], sign: int, k: int
 ) -> None:
     """Products of 127 * 127 overflow int32 after 133,144 of them."""
     a, b = (torch.full_like(x, 127) for x in operands(2, 3, k, *form))
@@ -85,7 +86,7 @@ def test_ten_million_nodes_are_contracted_exactly() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_zero_rows_and_columns_give_zeros(isa: str, form: tuple[bool, bool]) -> None:
+def test_zero_rows_and_columns_give_zeros(backend: str, form: tuple[bool, bool]) -> None:
     """Also beside the padding of packed panels."""
     a, b = operands(13, 17, 9, *form)
     (a[:, 6] if form[0] else a[6]).zero_()
@@ -97,7 +98,7 @@ def test_zero_rows_and_columns_give_zeros(isa: str, form: tuple[bool, bool]) -> 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_scale_of_nan_makes_every_result_nan(isa: str, form: tuple[bool, bool], dtype: torch.dtype) -> None:
+def test_a_scale_of_nan_makes_every_result_nan(backend: str, form: tuple[bool, bool], dtype: torch.dtype) -> None:
     a, b = operands(9, 20, 12, *form)
     out, absmax = gqc.qgemm(a.zero_(), torch.tensor(math.nan), b, UNIT, *form, torch.ones(20), dtype)
     assert out.isnan().all()
@@ -105,7 +106,7 @@ def test_a_scale_of_nan_makes_every_result_nan(isa: str, form: tuple[bool, bool]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_absmax_is_that_of_the_rounded_output(isa: str, dtype: torch.dtype) -> None:
+def test_absmax_is_that_of_the_rounded_output(backend: str, dtype: torch.dtype) -> None:
     a, b = int8(300, 40), int8(40, 70)
     bias = torch.randn(70)
     bias[69] = math.inf
@@ -114,7 +115,7 @@ def test_absmax_is_that_of_the_rounded_output(isa: str, dtype: torch.dtype) -> N
         assert absmax == gqc.absmax(out)
 
 
-def test_views_are_read_as_they_stand(isa: str) -> None:
+def test_views_are_read_as_they_stand(backend: str) -> None:
     a, b = int8(20, 30), int8(30, 10)
     want = gqc.qgemm(a, UNIT, b, UNIT, False, False, None, torch.float32)[0]
     column_major = (a.t().contiguous().t(), b.t().contiguous().t())

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4 as reference
+from tests.runtime.backends import backends, on_backend
 from tests.runtime.graph_cases import BROADCASTS, GRAPHS, features, graph, large_graph, on_all_backends
 
 gqc = torch.ops.gqc
@@ -41,13 +42,13 @@ def assert_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
     bits=st.integers(2, 4),
     stochastic=st.booleans(),
     dtype=st.sampled_from([FLOAT, BFLOAT]),
-    isa=st.sampled_from(native.isas()),
+    backend=st.sampled_from(backends("test_int4.test_quantize_and_unpack_equal_reference")),
 )
 def test_quantize_and_unpack_equal_reference(
-    shape: list[int], bits: int, stochastic: bool, dtype: torch.dtype, isa: str
+    shape: list[int], bits: int, stochastic: bool, dtype: torch.dtype, backend: str
 ) -> None:
     x, seed = torch.randn(shape, dtype=dtype), draw_seed()
-    with native.use_isa(isa):
+    with on_backend(backend):
         values, scale = gqc.quantize_int4(x, None, seed, 3, bits, stochastic)
         assert_equal((values, scale), reference.quantize_int4(x, None, seed, 3, bits, stochastic))
         q, same_scale = gqc.quantize(x, None, seed, 3, bits, stochastic)
@@ -56,7 +57,7 @@ def test_quantize_and_unpack_equal_reference(
 
 
 @pytest.mark.parametrize("shape", [(70_001,), (301, 257), (3, 20_011), (1, 1), (5000, 8), (900, 2, 3)])
-def test_large_tensors_equal_reference(isa: str, threads: int, shape: tuple[int, ...]) -> None:
+def test_large_tensors_equal_reference(backend: str, threads: int, shape: tuple[int, ...]) -> None:
     """Rows that end within a block of random bits or within a byte, and rows longer than a thread's turn."""
     x, seed = torch.randn(shape), draw_seed()
     got = gqc.quantize_int4(x, gqc.absmax(x), seed, 1, 4, True)
@@ -65,7 +66,7 @@ def test_large_tensors_equal_reference(isa: str, threads: int, shape: tuple[int,
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, 1e-45])
-def test_hard_values(isa: str, value: float) -> None:
+def test_hard_values(backend: str, value: float) -> None:
     x = torch.full((6, 5), value)
     x[2, 3] = -value
     got = gqc.quantize_int4(x, None, None, 0, 4, False)
@@ -88,13 +89,13 @@ def test_levels_are_packed_as_documented() -> None:
     form=st.sampled_from(FORMS),
     has_bias=st.booleans(),
     dtype=st.sampled_from([FLOAT, BFLOAT]),
-    isa=st.sampled_from(native.isas()),
+    backend=st.sampled_from(backends("test_int4.test_qgemm_equals_reference")),
 )
 def test_qgemm_equals_reference(
-    m: int, n: int, k: int, form: tuple[bool, bool], has_bias: bool, dtype: torch.dtype, isa: str
+    m: int, n: int, k: int, form: tuple[bool, bool], has_bias: bool, dtype: torch.dtype, backend: str
 ) -> None:
     arguments = gemm_arguments(m, n, k, form, torch.randn(n) if has_bias else None, dtype)
-    with native.use_isa(isa):
+    with on_backend(backend):
         assert_equal(gqc.qgemm_int4(*arguments), reference.qgemm_int4(*arguments))
 
 
@@ -108,14 +109,14 @@ def gemm_arguments(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "n", "k"), [(2000, 33, 17), (33, 65, 3001), (3, 2, 140_001)])
 def test_qgemm_equals_reference_where_threads_share_the_work(
-    isa: str, threads: int, form: tuple[bool, bool], m: int, n: int, k: int
+    backend: str, threads: int, form: tuple[bool, bool], m: int, n: int, k: int
 ) -> None:
     arguments = gemm_arguments(m, n, k, form, None, FLOAT)
     assert_equal(gqc.qgemm_int4(*arguments), reference.qgemm_int4(*arguments))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_nan_scale_makes_every_product_nan(isa: str, form: tuple[bool, bool]) -> None:
+def test_a_nan_scale_makes_every_product_nan(backend: str, form: tuple[bool, bool]) -> None:
     a, _, *rest = gemm_arguments(9, 20, 12, form, torch.ones(20), FLOAT)
     out, absmax = gqc.qgemm_int4(a.zero_(), torch.tensor(math.nan), *rest)
     assert out.isnan().all()
@@ -139,7 +140,7 @@ def edge_operands(g: list[Tensor], kind: str, shapes: tuple, targets: tuple[str,
 
 @pytest.mark.parametrize("shapes", [*BROADCASTS, ((3, 7), (3, 1)), ((2, 33), (2, 33))])
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])
-def test_qsddmm_equals_reference_for_every_broadcast(isa: str, op: str, shapes: tuple) -> None:
+def test_qsddmm_equals_reference_for_every_broadcast(backend: str, op: str, shapes: tuple) -> None:
     g = graph("bipartite")
     for kind in KINDS:
         arguments = [*edge_operands(g, kind, shapes, ("u", "v")), "u", "v", FLOAT]
@@ -157,7 +158,7 @@ def as_int8(arguments: list) -> list:
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (8,), (17,), (130,), (4, 8), (3, 5), (3, 33)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_qsddmm_equals_int8_bit_for_bit(isa: str, kind: str, shape: tuple[int, ...]) -> None:
+def test_qsddmm_equals_int8_bit_for_bit(backend: str, kind: str, shape: tuple[int, ...]) -> None:
     g = graph("bipartite", torch.int32)
     for op in ("dot", "add", "sub", "mul", "div"):
         arguments = [*edge_operands(g, kind, (shape, shape), ("v", "u")), "v", "u", BFLOAT]
@@ -167,7 +168,7 @@ def test_qsddmm_equals_int8_bit_for_bit(isa: str, kind: str, shape: tuple[int, .
 
 @pytest.mark.parametrize("shapes", [((7,), None), ((8,), None), ((33,), (1,)), ((3, 5), (3, 1)), ((40,), (40,))])
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_qspmm_equals_int8_bit_for_bit(isa: str, kind: str, shapes: tuple) -> None:
+def test_qspmm_equals_int8_bit_for_bit(backend: str, kind: str, shapes: tuple) -> None:
     g, (shape, edge_shape) = graph(kind), shapes
     u, scale = gqc.quantize_int4(features(g, "u", shape), None, None, 0, 4, False)
     e = None if edge_shape is None else features(g, "e", edge_shape)

@@ -40,7 +40,7 @@ def operands(g: list[torch.Tensor], kind: str, shapes: tuple[Shape, Shape], targ
 @pytest.mark.parametrize("shapes", BROADCASTS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", ELEMENTWISE)
-def test_equals_reference_for_every_broadcast(isa: str, op: str, kind: str, shapes: tuple[Shape, Shape]) -> None:
+def test_equals_reference_for_every_broadcast(backend: str, op: str, kind: str, shapes: tuple[Shape, Shape]) -> None:
     g = graph("bipartite")
     arguments = [*operands(g, kind, shapes, ("u", "v")), "u", "v", torch.float32]
     want = reference(g, op, *arguments)
@@ -49,7 +49,7 @@ def test_equals_reference_for_every_broadcast(isa: str, op: str, kind: str, shap
 
 @pytest.mark.parametrize("shapes", [((1,), (1,)), ((3,), (3,)), ((130,), (130,)), ((4, 8), (4, 8)), ((3, 5), (1, 5))])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dot_equals_reference(isa: str, kind: str, shapes: tuple[Shape, Shape]) -> None:
+def test_dot_equals_reference(backend: str, kind: str, shapes: tuple[Shape, Shape]) -> None:
     for targets in product("uve", "uve"):
         g = graph("bipartite", torch.int32)
         arguments = [*operands(g, kind, shapes, targets), *targets, torch.float32]
@@ -69,7 +69,7 @@ def test_equals_reference_on_every_kind_of_graph(kind: str, index: torch.dtype) 
         torch.testing.assert_close(qsddmm(g, op, *arguments), reference(g, op, *arguments))
 
 
-def test_a_long_dot_does_not_overflow(isa: str) -> None:
+def test_a_long_dot_does_not_overflow(backend: str) -> None:
     g, width = graph("single"), 140_003
     x, one = torch.full((1, width), 127, dtype=torch.int8), torch.ones(())
     assert qsddmm(g, "dot", x, one, x, one, "u", "v", torch.float32).item() == float(
@@ -86,7 +86,7 @@ def test_does_not_depend_on_threads_or_instruction_set() -> None:
 
 
 @pytest.mark.parametrize("op", [*ELEMENTWISE, "dot"])
-def test_a_nan_scale_makes_all_results_nan(isa: str, op: str) -> None:
+def test_a_nan_scale_makes_all_results_nan(backend: str, op: str) -> None:
     g = graph("random")
     zeros, nan = torch.zeros(40, 9, dtype=torch.int8), torch.tensor(float("nan"))
     assert qsddmm(g, op, zeros, nan, features(g, "v", (9,)), None, "u", "v", torch.float32).isnan().all()

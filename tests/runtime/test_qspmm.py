@@ -48,7 +48,7 @@ def assert_same(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...], e
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("op", ["copy_lhs", "copy_rhs"])
-def test_copies_equal_reference(isa: str, op: str, shape: tuple[int, ...]) -> None:
+def test_copies_equal_reference(backend: str, op: str, shape: tuple[int, ...]) -> None:
     g = graph("hub")
     arguments = operands(g, "int8 and int8", shape, shape)
     assert_same(gqc.qspmm(g, op, *arguments, torch.float32), reference.qspmm(g, op, *arguments, torch.float32))
@@ -57,7 +57,7 @@ def test_copies_equal_reference(isa: str, op: str, shape: tuple[int, ...]) -> No
 @pytest.mark.parametrize(("u_shape", "e_shape"), BROADCASTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_equal_reference_for_every_broadcast(
-    isa: str, kind: str, u_shape: tuple[int, ...], e_shape: tuple[int, ...]
+    backend: str, kind: str, u_shape: tuple[int, ...], e_shape: tuple[int, ...]
 ) -> None:
     g = graph("random")
     arguments = operands(g, kind, u_shape, e_shape)
@@ -76,7 +76,7 @@ def test_equals_reference_on_every_kind_of_graph(kind: str, index: torch.dtype) 
 
 @pytest.mark.parametrize("width", [1, 20])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_hub_does_not_overflow(isa: str, sign: int, width: int) -> None:
+def test_a_hub_does_not_overflow(backend: str, sign: int, width: int) -> None:
     degree = 140_000
     g = from_edges(torch.zeros(degree, dtype=torch.int32), torch.zeros(degree, dtype=torch.int32), 1, 1)
     u, e = torch.full((1, width), 127, dtype=torch.int8), torch.full((degree, 1), sign * 127, dtype=torch.int8)
@@ -96,7 +96,7 @@ def test_does_not_depend_on_threads_or_instruction_set(kind: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["copy_lhs", "mul"])
-def test_a_nan_scale_makes_all_results_nan(isa: str, op: str) -> None:
+def test_a_nan_scale_makes_all_results_nan(backend: str, op: str) -> None:
     g = graph("isolated")
     u, e = torch.zeros(50, 9, dtype=torch.int8), features(g, "e", (1,))
     out, absmax = gqc.qspmm(g, op, u, torch.tensor(float("nan")), e, None, torch.float32)
@@ -124,7 +124,7 @@ def test_bfloat16_output_and_its_absmax_are_rounded_alike() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("reduce", ["max", "min"])
-def test_max_and_min_equal_reference(isa: str, reduce: str, shape: tuple[int, ...]) -> None:
+def test_max_and_min_equal_reference(backend: str, reduce: str, shape: tuple[int, ...]) -> None:
     for kind in ("hub", "isolated", "no edges"):
         g = graph(kind, torch.int32)
         u, scale = quantized(g, "u", shape)

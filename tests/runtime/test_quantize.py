@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import quantize as reference
 from gqc.runtime.reference.philox import philox4x32
+from tests.runtime.backends import backends, on_backend
 
 gqc = torch.ops.gqc
 DTYPES = [torch.float32, torch.bfloat16]
@@ -46,7 +47,7 @@ def test_philox_gives_the_known_answers_of_its_authors(word: int, rounds: int, a
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 127, 128, 129, 1000, 70_001])
-def test_equals_reference_at_sizes_around_blocks(isa: str, threads: int, dtype: torch.dtype, count: int) -> None:
+def test_equals_reference_at_sizes_around_blocks(backend: str, threads: int, dtype: torch.dtype, count: int) -> None:
     x, seed = torch.randn(count, dtype=dtype), draw_seed()
     for stochastic in (True, False):
         want = reference.quantize(x, None, seed, 3, 8, stochastic)
@@ -62,13 +63,13 @@ def test_equals_reference_at_sizes_around_blocks(isa: str, threads: int, dtype: 
     dtype=st.sampled_from(DTYPES),
     node=st.integers(0, 2**32 - 1),
     exponent=st.integers(-30, 30),
-    isa=st.sampled_from(native.isas()),
+    backend=st.sampled_from(backends("test_quantize.test_equals_reference")),
 )
 def test_equals_reference(
-    shape: list[int], bits: int, stochastic: bool, dtype: torch.dtype, node: int, exponent: int, isa: str
+    shape: list[int], bits: int, stochastic: bool, dtype: torch.dtype, node: int, exponent: int, backend: str
 ) -> None:
     x, seed = (torch.randn(shape) * 2.0**exponent).to(dtype), draw_seed()
-    with native.use_isa(isa):
+    with on_backend(backend):
         q, scale = gqc.quantize(x, None, seed, node, bits, stochastic)
         assert_same((q, scale), reference.quantize(x, None, seed, node, bits, stochastic))
         for out in DTYPES:
@@ -95,7 +96,7 @@ def test_equals_reference(
     ],
     ids=str,
 )
-def test_equals_reference_on_hard_values(isa: str, dtype: torch.dtype, values: list[float]) -> None:
+def test_equals_reference_on_hard_values(backend: str, dtype: torch.dtype, values: list[float]) -> None:
     x, seed = torch.tensor(values * 30, dtype=dtype), draw_seed()
     largest = gqc.absmax(x)
     assert torch.allclose(largest, reference.absmax(x), rtol=0, equal_nan=True)
@@ -105,7 +106,7 @@ def test_equals_reference_on_hard_values(isa: str, dtype: torch.dtype, values: l
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_every_width_equals_reference(isa: str, threads: int, bits: int, dtype: torch.dtype) -> None:
+def test_every_width_equals_reference(backend: str, threads: int, bits: int, dtype: torch.dtype) -> None:
     limit, seed = 2 ** (bits - 1) - 1, draw_seed()
     levels = torch.arange(-limit, limit + 1, dtype=dtype)
     for x in (
@@ -123,7 +124,7 @@ def test_every_width_equals_reference(isa: str, threads: int, bits: int, dtype: 
 
 @pytest.mark.parametrize("place", [0, 5, 1000, 1023])
 @pytest.mark.parametrize(("value", "absmax"), [(NAN, NAN), (INF, INF), (-INF, INF)])
-def test_what_is_not_finite_is_never_hidden(isa: str, value: float, absmax: float, place: int) -> None:
+def test_what_is_not_finite_is_never_hidden(backend: str, value: float, absmax: float, place: int) -> None:
     x = torch.randn(1024)
     x[place] = value
     q, scale = gqc.quantize(x, None, draw_seed(), 0, 8, True)
@@ -132,14 +133,14 @@ def test_what_is_not_finite_is_never_hidden(isa: str, value: float, absmax: floa
     assert gqc.dequantize(q, scale, torch.float32).isnan().all()
 
 
-def test_zero_is_rounded_to_zero(isa: str) -> None:
+def test_zero_is_rounded_to_zero(backend: str) -> None:
     x = torch.cat([torch.zeros(5000), torch.ones(1)])
     q, _ = gqc.quantize(x, None, draw_seed(), 0, 8, True)
     assert q[:-1].count_nonzero() == 0
     assert q[-1] == 127
 
 
-def test_stochastic_rounding_is_unbiased(isa: str) -> None:
+def test_stochastic_rounding_is_unbiased(backend: str) -> None:
     """The mean of n rounded copies lies within 5 standard errors, of at most half a step / sqrt(n)."""
     points, n = torch.linspace(-1, 1, 33), 40_000
     q, scale = gqc.quantize(points.expand(n, 33), None, draw_seed(), 0, 8, True)
@@ -147,7 +148,7 @@ def test_stochastic_rounding_is_unbiased(isa: str) -> None:
     assert error.abs().max() < 5 * 0.5 * scale / n**0.5
 
 
-def test_rounding_errors_of_neighbours_are_independent(isa: str) -> None:
+def test_rounding_errors_of_neighbours_are_independent(backend: str) -> None:
     x = torch.full((200_000,), 0.5 / 127)
     x[0] = 1.0
     q, _ = gqc.quantize(x, None, draw_seed(), 0, 8, True)
@@ -157,7 +158,7 @@ def test_rounding_errors_of_neighbours_are_independent(isa: str) -> None:
         assert correlation.abs() < 5 / len(up) ** 0.5
 
 
-def test_random_bits_depend_on_seed_step_and_node_only(isa: str) -> None:
+def test_random_bits_depend_on_seed_step_and_node_only(backend: str) -> None:
     x = torch.randn(4096)
     results = {
         name: gqc.quantize(x, None, torch.tensor(seed), node, 8, True)[0]
@@ -175,7 +176,7 @@ def test_random_bits_depend_on_seed_step_and_node_only(isa: str) -> None:
         assert not torch.equal(q, base), name
 
 
-def test_views_are_read_in_row_major_order(isa: str) -> None:
+def test_views_are_read_in_row_major_order(backend: str) -> None:
     x, seed = torch.randn(6, 50), draw_seed()
     for view in (x.t(), x[:, ::3], x[0].expand(7, 50), x[1:, 5:]):
         assert_same(gqc.quantize(view, None, seed, 0, 8, True), gqc.quantize(view.clone(), None, seed, 0, 8, True))

@@ -40,7 +40,7 @@ def assert_same(g: list[torch.Tensor], op: str, lhs: torch.Tensor, rhs: torch.Te
 @pytest.mark.parametrize(("lhs_shape", "rhs_shape"), BROADCASTS)
 @pytest.mark.parametrize("op", ELEMENTWISE)
 def test_equals_reference_for_every_broadcast(
-    isa: str, op: str, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    backend: str, op: str, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
 ) -> None:
     g = graph("bipartite")
     for targets in [("u", "v"), ("e", "v")]:
@@ -50,7 +50,7 @@ def test_equals_reference_for_every_broadcast(
 @pytest.mark.parametrize(("lhs_shape", "rhs_shape"), DOTS)
 @pytest.mark.parametrize("targets", TARGETS)
 def test_dot_equals_reference(
-    isa: str, targets: tuple[str, str], lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    backend: str, targets: tuple[str, str], lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
 ) -> None:
     g = graph("bipartite")
     assert_same(g, "dot", features(g, targets[0], lhs_shape), features(g, targets[1], rhs_shape), targets)
@@ -82,14 +82,14 @@ def test_does_not_depend_on_threads_or_instruction_set(op: str) -> None:
     assert torch.equal(first, reference(g, op, lhs, rhs, "u", "v"))
 
 
-def test_dot_does_not_depend_on_threads(isa: str) -> None:
+def test_dot_does_not_depend_on_threads(backend: str) -> None:
     g = large_graph()
     lhs, rhs = features(g, "u", (3, 24)), features(g, "v", (3, 24))
     for result in on_all_backends(lambda: sddmm(g, "dot", lhs, rhs, "u", "v")):
         assert_near(result, reference(g, "dot", lhs.double(), rhs.double(), "u", "v"))
 
 
-def test_nan_and_inf_stay(isa: str) -> None:
+def test_nan_and_inf_stay(backend: str) -> None:
     g = graph("random")
     lhs, rhs = features(g, "u", (18,)), features(g, "v", (18,))
     lhs[3, 7], rhs[5] = float("nan"), float("inf")

@@ -28,7 +28,7 @@ OPS = ["copy_lhs", "copy_rhs", "add", "sub", "mul", "div"]
 @pytest.mark.parametrize(("u_shape", "e_shape"), BROADCASTS)
 @pytest.mark.parametrize("op", OPS)
 def test_equals_reference_for_every_broadcast(
-    isa: str, op: str, u_shape: tuple[int, ...], e_shape: tuple[int, ...]
+    backend: str, op: str, u_shape: tuple[int, ...], e_shape: tuple[int, ...]
 ) -> None:
     g = graph("random")
     tensors = [features(g, "u", u_shape), features(g, "e", e_shape)]
@@ -64,7 +64,7 @@ def test_does_not_depend_on_threads_or_instruction_set(op: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_nan_and_inf_reach_exactly_the_neighbours(isa: str, value: float) -> None:
+def test_nan_and_inf_reach_exactly_the_neighbours(backend: str, value: float) -> None:
     g = graph("random")
     u, e = features(g, "u", (20,)), features(g, "e", (20,))
     u[3, 7] = value
@@ -74,7 +74,7 @@ def test_nan_and_inf_reach_exactly_the_neighbours(isa: str, value: float) -> Non
         torch.testing.assert_close(spmm(g, op, u, e).double(), want, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def test_reads_tensors_of_any_layout(isa: str) -> None:
+def test_reads_tensors_of_any_layout(backend: str) -> None:
     g = graph("random")
     u, e = features(g, "u", (12, 4)).transpose(1, 2), features(g, "e", (8,))[:, ::2].unsqueeze(2)
     assert not u.is_contiguous()

@@ -42,7 +42,7 @@ def assert_same(g: list[torch.Tensor], op: str, reduce: str, u: torch.Tensor, e:
 @pytest.mark.parametrize("reduce", ["max", "min"])
 @pytest.mark.parametrize("op", OPS)
 def test_equals_reference_for_every_broadcast(
-    isa: str, op: str, reduce: str, u_shape: tuple[int, ...], e_shape: tuple[int, ...]
+    backend: str, op: str, reduce: str, u_shape: tuple[int, ...], e_shape: tuple[int, ...]
 ) -> None:
     g = graph("random")
     assert_same(g, op, reduce, features(g, "u", u_shape), features(g, "e", e_shape))
@@ -58,14 +58,14 @@ def test_equals_reference_on_every_kind_of_graph(op: str, kind: str, index: torc
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
-def test_the_last_of_equal_messages_wins(isa: str, reduce: str) -> None:
+def test_the_last_of_equal_messages_wins(backend: str, reduce: str) -> None:
     g = graph("hub")
     u = torch.randint(-2, 3, (30, 21)).float()
     assert_same(g, "copy_lhs", reduce, u, torch.ones(3000, 1))
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
-def test_nan_wins_over_every_number(isa: str, reduce: str) -> None:
+def test_nan_wins_over_every_number(backend: str, reduce: str) -> None:
     g = graph("hub")
     u = features(g, "u", (21,))
     u[4, ::2], u[5, ::3] = float("nan"), float("inf")
@@ -89,7 +89,7 @@ def test_does_not_depend_on_threads_or_instruction_set() -> None:
         assert all(torch.equal(x, y) for x, y in zip(other, first, strict=True))
 
 
-def test_gradient_ops_equal_their_references(isa: str, threads: int) -> None:
+def test_gradient_ops_equal_their_references(backend: str, threads: int) -> None:
     g = large_graph()
     out, arg = gqc.spmm_cmp(g, "copy_lhs", "min", features(g, "u", (50,)), None)
     grad = torch.randn_like(out)

@@ -1,0 +1,42 @@
+"""Where the tests of kernels run: each instruction set of this processor, and the CUDA kernels in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gqc.runtime import kernels, native
+from tests.emu import emulator
+
+CUDA = "cuda-emulated"
+
+# Tests, as "file" or "file.function", whose kernels are all there in csrc/cuda.
+EMULATED: tuple[str, ...] = ()
+
+
+def backends(test: str) -> tuple[str, ...]:
+    """Names for :func:`on_backend` on which the test ``file.function`` runs."""
+    emulated = any(test == name or test.startswith(f"{name}.") for name in EMULATED)
+    return (*native.isas(), *([CUDA] if emulated else []))
+
+
+@contextmanager
+def on_backend(name: str) -> Iterator[None]:
+    """Run kernels of one back end inside the context.
+
+    The emulator runs threads and blocks in a random order, another one in each test, and finds every new tensor filled
+    with NaN or the largest integer, so that what a kernel forgets to write is seen.
+    """
+    if name != CUDA:
+        with native.use_isa(name):
+            yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with kernels.emulated(emulator.Emulator(emulator.kernels(), "random", torch.initial_seed())):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
