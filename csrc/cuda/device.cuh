@@ -9,8 +9,8 @@
 //        GQC_GLOBAL(256) row_sum_f32(const float* x, int64_t rows, int64_t columns, float* out) { ... }
 //        GQC_EXPORT(row_sum_f32)
 //
-//    256 is the number of threads of its blocks. Arguments are pointers, int64_t and float; nothing else. Templates are
-//    instantiated by one such function each.
+//    256 is the number of threads of its blocks; the blocks that a multiprocessor must be able to hold may follow.
+//    Arguments are pointers, int64_t and float; nothing else. Templates are instantiated by one such function each.
 // 2. Launch it from runtime/cuda/<family>.py: launch(target, Kernel("row_sum_f32", "piip"), grid, 256, ...).
 //
 // What the emulator must see is written so:
@@ -43,7 +43,7 @@ typedef unsigned long long uint64_t;
 #        include <cstdint>
 #    endif
 
-#    define GQC_GLOBAL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#    define GQC_GLOBAL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #    define GQC_EXPORT(name)
 #    define GQC_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 

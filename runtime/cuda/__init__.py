@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 
 from gqc.errors import KernelError
-from gqc.runtime.cuda import quantize
+from gqc.runtime.cuda import quantize, sddmm
 from gqc.runtime.cuda.target import Argument, Target
 
-FAMILIES = (quantize,)
+FAMILIES = (quantize, sddmm)
 LAUNCHERS: dict[str, Callable[..., None]] = {
     function.__name__: function for family in FAMILIES for function in family.LAUNCHERS
 }

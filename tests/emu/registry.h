@@ -52,7 +52,7 @@ template <int>
 constexpr int threads_of_kernel = 0;
 }
 
-#define GQC_GLOBAL(threads)                                 \
+#define GQC_GLOBAL(threads, ...)                            \
     namespace {                                             \
     template <>                                             \
     constexpr int threads_of_kernel<__COUNTER__> = threads; \

@@ -13,7 +13,11 @@ from tests.emu import emulator
 CUDA = "cuda-emulated"
 
 # Tests, as "file" or "file.function", whose kernels are all there in csrc/cuda.
-EMULATED: tuple[str, ...] = ()
+EMULATED: tuple[str, ...] = (
+    "test_qsddmm",
+    "test_sddmm.test_nan_and_inf_stay",
+    "test_sddmm.test_dot_does_not_depend_on_threads",
+)
 
 
 def backends(test: str) -> tuple[str, ...]:
