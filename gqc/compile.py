@@ -257,6 +257,8 @@ class CompileState:
             key = _ALL_OTHERS
         if key not in self.fallbacks:
             self.fallbacks[key] = fallback = Fallback.of(failure)
+            if self.dumper is not None:
+                self.dumper.fall_back(str(fallback))
             message = f"{fallback}. It runs in eager full precision; see gqc.explain(model)."
             warnings.warn(message, FallbackWarning, stacklevel=5)
 

@@ -12,48 +12,14 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gqc.compile import state_of
 from gqc.joint import SEED, TANGENT
-from gqc.passes.nodes import half, origin
-from gqc.passes.primitive import mark, ops
-from gqc.side_by_side import QUANTIZE, Values, run_both
+from gqc.node_error import NodeError, node_errors
 from gqc.text import printed
 from gqc.variant import CompiledStage, IslandStep
-
-OPERAND, OUTPUT, GRADIENT = "operand", "output", "gradient"
-
-
-@dataclass(frozen=True)
-class NodeError:
-    """How far a quantized run is from an exact one at one node of the joint graph.
-
-    Attributes:
-        node: name of the node.
-        module: dotted path of the module that it comes from, ``""`` for the model itself.
-        half: ``"forward"`` or ``"backward"``.
-        kind: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ... for a primitive, ``"operand"`` for an int8 copy, ``"output"`` for
-            what the model returns, ``"gradient"`` for what a parameter or input receives.
-        parameter: dotted name of the parameter whose gradient the node is, ``""`` for other nodes.
-        quantized: whether the node itself reads or holds int8.
-        relative: ``|q - x| / |x|`` in the Euclidean norm; q is the value in the quantized run, x where nothing is
-            rounded anywhere. NaN if either holds a NaN, infinite if x is all zero and q is not.
-        cosine: of the angle between q and x; 1 if both are zero.
-        own: the same as ``relative``, where x comes from the operands of the quantized run before this node rounds
-            them: what this node alone adds. ``None`` if the node is not quantized.
-    """
-
-    node: str
-    module: str
-    half: str
-    kind: str
-    parameter: str
-    quantized: bool
-    relative: float
-    cosine: float
-    own: float | None
 
 
 @dataclass(frozen=True)
@@ -126,7 +92,7 @@ def measure_errors(
         variant, call = state.variant_of(inputs, kwargs)
         recorder = _Recorder()
         result = variant.run(call, inputs, kwargs, recorder)
-        recorder.differentiate(result, loss_fn, [*state.model.parameters(), *call.flat])
+        differentiate(result, loss_fn, [*state.model.parameters(), *call.flat])
         nodes = [error for stage in recorder.stages for error in stage.errors(state.seed)]
     nodes.sort(key=lambda n: (not math.isnan(n.relative), -n.relative))
     return ErrorReport(type(model).__name__, tuple(nodes))
@@ -163,15 +129,7 @@ class _RunStage:
             self._gradient(p.index) if p.kind == TANGENT else seed() if p.kind == SEED else next(given)
             for p in joint.placeholders
         ]
-        kinds = {n: OUTPUT for n in joint.forward_outputs if isinstance(n, fx.Node)}
-        kinds |= {n: GRADIENT for n in joint.gradients if n is not None}
-        names = {p.node: p.name for p in joint.placeholders}
-        parameters = {n: names[p] for n, p in zip(joint.gradients, joint.gradient_of, strict=True) if n is not None}
-        with torch.no_grad(), torch._C._DisableAutocast():
-            for node, value in run_both(joint, values):
-                error = _error(node, value, kinds, parameters.get(node, ""))
-                if error is not None:
-                    yield error
+        return (error for error, _ in node_errors(joint, values))
 
     def _gradient(self, index: int) -> Tensor:
         return self.gradients.get(index, torch.zeros_like(self.results[index]))
@@ -196,59 +154,16 @@ class _Recorder:
                 result.register_hook(lambda grad, i=index: run.gradients.__setitem__(i, grad.detach()))
         self.stages.append(run)
 
-    @staticmethod
-    def differentiate(result: Any, loss_fn: Callable[[Any], Tensor] | None, leaves: list[Any]) -> None:
-        """Run the backward, which hands every stage its gradients, without touching ``.grad``."""
-        wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
-        if not wanted or not outputs:
-            return
-        if loss_fn is not None:
-            torch.autograd.grad(loss_fn(result), wanted, allow_unused=True)
-            return
-        generator = torch.Generator().manual_seed(0)
-        noise = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
-        torch.autograd.grad(outputs, wanted, noise, allow_unused=True)
 
-
-def _error(node: fx.Node, value: Values, kinds: dict[fx.Node, str], parameter: str) -> NodeError | None:
-    primitive = mark(node)
-    kind = primitive.kind if primitive is not None else OPERAND if node.target in QUANTIZE else kinds.get(node)
-    if kind is None:
-        return None
-    quantized, exact, unrounded = value.quantized, value.exact, value.unrounded
-    if kind == OPERAND:
-        values, scale = quantized
-        if values.dtype is torch.uint8:
-            values = ops.unpack_int4(values, exact[0].shape[1:])
-        quantized = values.float() * scale
-    quantized, exact, unrounded = (v[0] if isinstance(v, tuple) else v for v in (quantized, exact, unrounded))
-    if not (isinstance(exact, Tensor) and exact.is_floating_point()):
-        return None
-    in_int8 = kind == OPERAND or (primitive is not None and primitive.kept is None)
-    return NodeError(
-        node=node.name,
-        module=origin(node).module,
-        half=half(node),
-        kind=kind,
-        parameter=parameter,
-        quantized=in_int8,
-        relative=_relative(quantized, exact),
-        cosine=_cosine(quantized, exact),
-        own=_relative(quantized, unrounded) if in_int8 else None,
-    )
-
-
-def _relative(got: Tensor, true: Tensor) -> float:
-    difference, length = (got.double() - true.double()).norm().item(), true.double().norm().item()
-    if difference == 0:
-        return 0.0
-    return difference / length if length != 0 else math.inf
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    a, b = a.double().flatten(), b.double().flatten()
-    lengths = (a.norm() * b.norm()).item()
-    if lengths == 0:
-        return 1.0 if torch.equal(a, b) else 0.0
-    return a.dot(b).item() / lengths
+def differentiate(result: Any, loss_fn: Callable[[Any], Tensor] | None, leaves: list[Any]) -> None:
+    """Run the backward, which hands every stage its gradients, without touching ``.grad``."""
+    wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+    if not wanted or not outputs:
+        return
+    if loss_fn is not None:
+        torch.autograd.grad(loss_fn(result), wanted, allow_unused=True)
+        return
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
+    torch.autograd.grad(outputs, wanted, noise, allow_unused=True)

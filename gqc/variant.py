@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
 from gqc.capture import Call, Captured, calling
-from gqc.dump.dumper import VariantDump
 from gqc.errors import CaptureError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
@@ -25,6 +24,9 @@ from gqc.passes.user_keep import check_nodes
 from gqc.policy import Policy
 from gqc.seed import SeedSource
 from gqc.stages import IslandCall, Stage, cut
+
+if TYPE_CHECKING:
+    from gqc.dump.dumper import VariantDump
 
 Slot = tuple[dict[str, Any], str]
 
@@ -85,6 +87,7 @@ class Variant:
         why: why it was compiled.
         modules: kept alive, because the key that leads to this variant tells modules apart by identity.
         bit_rule: what ``Policy.bits="auto"`` decided, ``None`` for other policies.
+        dump: measures the first call.
     """
 
     captured: Captured
@@ -94,6 +97,7 @@ class Variant:
     why: str
     modules: tuple[nn.Module, ...]
     bit_rule: BitRule | None = None
+    dump: VariantDump | None = None
 
     @classmethod
     def build(
@@ -140,10 +144,10 @@ class Variant:
             check_nodes(policy, [d.node for s in stages for r in s.reports for d in r.decisions if d.action == FOUND])
         captured.guards.update()
         if dump is not None:
-            dump.write()
+            dump.write(why, parts)
         names = tuple(n.name for n in graph.find_nodes(op="placeholder"))
         results = tuple(n.name for n in graph.output_node().args[0])  # type: ignore[union-attr]
-        return cls(captured, tuple(steps), names, results, why, tuple(model.modules()), bit_rule)
+        return cls(captured, tuple(steps), names, results, why, tuple(model.modules()), bit_rule, dump)
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], run_step: RunStep | None = None) -> Any:
         """Run the model on a call and give its result the structure that the model's forward returns.
@@ -153,6 +157,8 @@ class Variant:
             args, kwargs: the call as the user wrote it.
             run_step: runs a step in place of the step itself.
         """
+        if run_step is None and self.dump is not None:
+            run_step = self.dump.measured_step()
         values: dict[str, Any] = dict(zip(self.names, call.flat, strict=True))
         with calling(call.graphs) if self.captured.islands else nullcontext():
             for step in self.steps:

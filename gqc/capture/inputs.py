@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -125,6 +126,29 @@ def _read_object(obj: Any, key: list[Any], call: Call, where: int | str) -> None
             return
     hint = "; register it with torch.utils._pytree" if is_dataclass(obj) else ""
     raise UncapturedInput(f"argument {where!r}: objects of type {type(obj).__qualname__} are not captured{hint}")
+
+
+def argument_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, str]:
+    """What forward's signature calls the tensors of a call, by identity; ``"feats_user"`` for an item of a dict."""
+    names: dict[int, str] = {}
+
+    def collect(name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            names.setdefault(id(value), "".join(c if c.isalnum() else "_" for c in name))
+        elif type(value) is dict:
+            for key, item in value.items():
+                collect(f"{name}_{key}", item)
+        elif type(value) in (tuple, list):
+            for position, item in enumerate(value):
+                collect(f"{name}_{position}", item)
+
+    try:
+        bound = inspect.signature(forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # what forward does not accept, or has no signature
+        return names
+    for name, value in bound.arguments.items():
+        collect(name, value)
+    return names
 
 
 def _hashable(context: Any) -> Hashable:

@@ -21,7 +21,7 @@ from gqc.capture.attributes import preserved, ties
 from gqc.capture.graphs import adapter_of, adapters
 from gqc.capture.guards import Guards, MemoryGuards, ShapeGuards, ValueGuards
 from gqc.capture.hooks import REASON, has_backward_hooks, hooks_replaced
-from gqc.capture.inputs import GraphArgument, InputPlan, read_call, substitute
+from gqc.capture.inputs import GraphArgument, InputPlan, argument_names, read_call, substitute
 from gqc.capture.islands import FunctionCall, Island, StructureIsland, calling
 from gqc.capture.module_islands import ModuleIsland
 from gqc.capture.modules import ModuleWatch
@@ -75,6 +75,7 @@ class Recording:
         self.forward = forward
         self.args, self.kwargs = args, kwargs
         self.call = read_call(args, kwargs)
+        self.argument_names = argument_names(forward, args, kwargs)
         self.islands = islands
         self.watch = ModuleWatch(model)
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -91,9 +92,10 @@ class Recording:
 
     # ---- arguments
 
-    def _tensor(self, _: Tensor, name: str = "", axes: tuple[int, ...] | None = None) -> Tensor:
+    def _tensor(self, tensor: Tensor, name: str = "", axes: tuple[int, ...] | None = None) -> Tensor:
         position = len(self.fakes)
-        fake = self.tracer.placeholder(name or f"arg{position}", self.call.flat[position], axes)
+        name = name or self.argument_names.get(id(tensor), f"arg{position}")
+        fake = self.tracer.placeholder(name, self.call.flat[position], axes)
         self.fakes.append(fake)
         return fake
 

@@ -15,14 +15,12 @@ from gqc.cli.load import PolicyOption, Reference, ReferenceType, load_example, l
 @click.option("--example", type=ReferenceType(), help="Gives an example call; default: example_inputs of MODEL's file.")
 @click.option("-o", "--output", required=True, type=click.Path(file_okay=False), help="The folder to write.")
 @click.option("--eval", "evaluate", is_flag=True, help="Call the model as model.eval() does, not as in training.")
-@click.option("--errors", is_flag=True, help="Also measure how far each quantized tensor and gradient is off.")
 @click.option("--set", "options", multiple=True, type=PolicyOption(), help=policy_help())
 def inspect(
     model: Reference,
     example: Reference | None,
     output: str,
     evaluate: bool,
-    errors: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> None:
     """Write what each pass does with the model that MODEL makes: programs, diffs, reasons and a page that draws it.
@@ -35,5 +33,4 @@ def inspect(
     policy = policy_of(options)
     args, kwargs = load_example(example or Reference(model.path, "example_inputs"))
     module = load_model(model).train(not evaluate)
-    for page in write_dump(module, args, output, kwargs=kwargs, policy=policy, errors=errors):
-        click.echo(f"open {page}")
+    click.echo(f"open {write_dump(module, args, output, kwargs=kwargs, policy=policy)}")

@@ -7,10 +7,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gqc.dump.folder import prepare, remove_earlier
+from gqc.capture.islands import Island, StructureIsland
+from gqc.dump.folder import ENTRY, prepare, remove_earlier
+from gqc.dump.measure import MeasuredCall, Measures
+from gqc.dump.overview import overview
 from gqc.dump.stage import StageDump
 from gqc.errors import DumpWarning
 from gqc.passes.pipeline import Watch
+from gqc.stages import IslandCall, Stage
+from gqc.variant import RunStep
 
 VARIABLE = "GQC_DUMP"
 
@@ -26,8 +31,9 @@ class Dumper:
         model: class name of the model.
 
     Attributes:
-        variants: how many were written.
-        stages: their stages and the folder of each.
+        variants: those that were written.
+        eager: kinds of calls that run eagerly, each with its reason.
+        gradients: where the gradients come from that the backward starts with, to tell.
 
     Raises:
         DumpError: nothing can be written there.
@@ -36,8 +42,10 @@ class Dumper:
     def __init__(self, folder: str | Path, model: str) -> None:
         self.folder = prepare(Path(folder))
         self.model = model
-        self.variants = 0
-        self.stages: list[tuple[StageDump, Path]] = []
+        self.variants: list[VariantDump] = []
+        self.eager: list[str] = []
+        self._begun = False
+        self.gradients = ", with the gradients of its loss"
 
     @classmethod
     def of(cls, dump: str | os.PathLike[str] | None, model: str) -> Dumper | None:
@@ -59,44 +67,116 @@ class Dumper:
 
     def variant(self, training: bool) -> VariantDump:
         """Start the dump of a variant, compiled while the model is in training mode or not."""
-        return VariantDump(self, f"variant{self.variants + 1}_{'train' if training else 'eval'}")
+        return VariantDump(self, f"variant{len(self.variants) + 1}_{'train' if training else 'eval'}")
+
+    def fall_back(self, reason: str) -> None:
+        """Tell on the entry page that a kind of call runs eagerly."""
+        self.eager.append(reason)
+
+        def write() -> None:
+            self.begin()
+            self.write_entry()
+
+        self.attempt(write)
+
+    def begin(self) -> None:
+        """Remove what an earlier run has left, before anything is written."""
+        if not self._begun:
+            remove_earlier(self.folder)
+        self._begun = True
+
+    def attempt(self, step: Callable[[], None]) -> bool:
+        """Take a step, whose failure is a :class:`gqc.DumpWarning`; returns whether it went well."""
+        try:
+            step()
+        except Exception as error:
+            # A dump is only looked at; whatever goes wrong with it, the model trains on.
+            message = f"the dump of {self.model} into {self.folder} failed, training goes on: "
+            warnings.warn(f"{message}{type(error).__name__}: {error}", DumpWarning, stacklevel=4)
+            return False
+        return True
+
+    @property
+    def entry(self) -> Path:
+        """The page that leads to all others."""
+        return self.folder / ENTRY
+
+    def write_entry(self) -> None:
+        """Write the entry page for the variants so far.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.entry.write_text(overview(self.model, self.variants, self.eager), encoding="utf-8")
 
 
 class VariantDump:
-    """The dump of one variant. What fails here becomes a :class:`gqc.DumpWarning`, after which it writes nothing."""
+    """The dump of one variant. What fails here becomes a :class:`gqc.DumpWarning`, after which it writes nothing.
+
+    Attributes:
+        name: its folder.
+        why: why it was compiled.
+        parts: its stages by number and the islands between them, in running order, without what only prepares graphs.
+        stages: the dump of each stage by number.
+        failed: whether it has stopped.
+    """
 
     def __init__(self, dumper: Dumper, name: str) -> None:
         self.dumper = dumper
         self.name = name
+        self.why = ""
+        self.parts: list[int | Island] = []
         self.stages: dict[int, StageDump] = {}
         self.failed = False
+        self._measured = False
 
     def stage(self, number: int, reads: Sequence[str]) -> Watch:
         """The observer of the passes over a stage, counted from 1, which reads these values of the model."""
         stage = self.stages[number] = StageDump(f"{self.dumper.model}, {self.name}, stage {number}", reads)
         return lambda joint, report: self._try(lambda: stage.watch(joint, report))
 
-    def write(self) -> None:
-        """Write the stages; the first variant removes what an earlier run has left."""
+    def write(self, why: str, parts: Sequence[Stage | IslandCall]) -> None:
+        """Write the stages and the entry page; the first variant removes what an earlier run has left.
+
+        Args:
+            why: why the variant was compiled.
+            parts: its stages and the islands between them, in running order.
+        """
+        numbers = iter(sorted(self.stages))
+        self.why = why
+        for part in parts:
+            if isinstance(part, Stage):
+                self.parts.append(next(numbers))
+            elif not isinstance(part.island, StructureIsland):
+                self.parts.append(part.island)
         self._try(self._write)
+
+    def measured_step(self) -> RunStep | None:
+        """What runs the steps of the next call to measure it; ``None`` if a call has been measured."""
+        if self.failed or self._measured:
+            return None
+
+        def found(number: int, measures: Measures) -> None:
+            self._try(lambda: self._found(number, measures))
+
+        return MeasuredCall(self.dumper.gradients, len(self.stages) > 1, found)
 
     def _write(self) -> None:
         dumper = self.dumper
-        if dumper.variants == 0:
-            remove_earlier(dumper.folder)
-        dumper.variants += 1
-        for number, stage in sorted(self.stages.items()):
-            folder = dumper.folder / self.name / f"stage{number}"
-            stage.write(folder)
-            dumper.stages.append((stage, folder))
+        dumper.begin()
+        dumper.variants.append(self)
+        for number, stage in self.stages.items():
+            stage.write(self._folder(number))
+        dumper.write_entry()
+
+    def _found(self, number: int, measures: Measures) -> None:
+        self._measured = True
+        self.stages[number].measures = measures
+        self.stages[number].write_measures(self._folder(number))
+        self.dumper.write_entry()
+
+    def _folder(self, number: int) -> Path:
+        return self.dumper.folder / self.name / f"stage{number}"
 
     def _try(self, step: Callable[[], None]) -> None:
-        if self.failed:
-            return
-        try:
-            step()
-        except Exception as error:
-            # A dump is only looked at; whatever goes wrong with it, the model trains on.
-            self.failed = True
-            message = f"the dump of {self.dumper.model} into {self.dumper.folder} failed, training goes on: "
-            warnings.warn(f"{message}{type(error).__name__}: {error}", DumpWarning, stacklevel=3)
+        self.failed = self.failed or not self.dumper.attempt(step)

@@ -10,14 +10,18 @@ from gqc.errors import DumpError
 
 _VARIANT = re.compile(r"variant\d+_(train|eval)")
 _STAGE = re.compile(r"stage\d+")
-_FILE = re.compile(r"\d\d_\w+\.(py|diff)|reasons\.json|graph\.graphml|index\.html")
+_FILE = re.compile(r"\d\d_\w+\.(py|diff)|(reasons|errors)\.json|graph\.graphml|index\.html")
+
+ENTRY = "index.html"
+GENERATOR = '<meta name="generator" content="gqc dump">'
+"""Tells a page of a dump from another."""
 
 
 def prepare(folder: Path) -> Path:
     """Make the folder of a model's dump and check that files can be written there.
 
     Raises:
-        DumpError: it is a file, or cannot be made or written to.
+        DumpError: it is a file, cannot be made or written to, or holds a page of somebody else's.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -27,6 +31,9 @@ def prepare(folder: Path) -> Path:
         raise DumpError(f"dump={str(folder)!r}: the folder cannot be made: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DumpError(f"dump={str(folder)!r}: no permission to write there; name another folder")
+    entry = folder / ENTRY
+    if entry.exists() and GENERATOR not in entry.read_text(encoding="utf-8", errors="replace"):
+        raise DumpError(f"dump={str(folder)!r}: it holds an {ENTRY} that is not a dump's; name another folder")
     return folder
 
 

@@ -13,6 +13,16 @@ _HOLDS = re.compile(r"_(quantized|int8|scale)(_\d+)?$")
 """What passes append to the name of a node that they replace, and to that of a tensor of which they make a copy."""
 
 
+EXPLAINED = {
+    "output layer": "The softmax of the loss reads this layer and would magnify its rounding errors (Tango, section "
+    "3.3). Policy(keep_output_layer=False) quantizes it.",
+    "attention logits": "The exponential of the edge softmax makes an error of a logit a factor of an attention "
+    'weight. Policy(attention_logits="int8") quantizes them.',
+    "softmax runs in full precision": "An exponential magnifies rounding errors.",
+}
+"""More about a rule that keeps a primitive in full precision, by what its reasons start with."""
+
+
 def reasons(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """One entry a decision, in the order in which they were taken.
 

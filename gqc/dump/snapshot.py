@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from gqc.dump.precision import precision
 from gqc.dump.relations import NamedRelation
-from gqc.dump.scale import scale_source
+from gqc.dump.scale import Scale
 from gqc.dump.sizes import SizeNames
 from gqc.dump.source import Source, identifier
 from gqc.joint import BUFFER, INPUT, PARAMETER, SEED, TANGENT, JointGraph, Placeholder
@@ -53,7 +53,7 @@ class NodeRecord:
         kind, form: of a primitive: ``"gemm"`` and ``"nt"``.
         kept: why a primitive stays in full precision.
         precision: one of the names of :mod:`gqc.dump.precision`.
-        scale: of a quantized tensor: where its scale comes from.
+        scale: of an int8 copy: how it gets its scale.
         plumbing: whether it computes nothing that a reader looks for: sizes, views, the results of one call.
     """
 
@@ -73,7 +73,7 @@ class NodeRecord:
     form: str
     kept: str
     precision: str
-    scale: str
+    scale: Scale | None
     plumbing: bool
 
     @property
@@ -191,7 +191,7 @@ def _record(node: fx.Node, placeholder: Placeholder | None, source: Source, name
         form=primitive.op if primitive is not None else "",
         kept=(primitive.kept or "") if primitive is not None else "",
         precision=precision(node, primitive),
-        scale=scale_source(node),
+        scale=Scale.of(node),
         plumbing=is_plumbing(node, names.relations),
     )
 

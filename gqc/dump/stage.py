@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gqc.dump.example_inputs import example_inputs
 from gqc.dump.graphml import graphml
+from gqc.dump.measure import UNMEASURED
 from gqc.dump.page import page
 from gqc.dump.program import halves_program, joint_program
 from gqc.dump.reasons import reasons
@@ -27,13 +28,20 @@ class StageDump:
     Args:
         title: names the model, the variant and the stage.
         reads: names of the model's values that the stage reads.
+
+    Attributes:
+        snapshots: the graph after each pass, the first before any.
+        measures: scales and errors of the last graph.
     """
 
     def __init__(self, title: str, reads: Sequence[str]) -> None:
         self.title = title
         self.reads = reads
         self.snapshots: list[Snapshot] = []
+        self.measures = UNMEASURED
         self._names: Names | None = None
+        self._entries: list[dict[str, Any]] = []
+        self._diffs: list[str] = []
         self._programs: list[str] = []
         self._halves = self._graphml = ""
 
@@ -52,45 +60,55 @@ class StageDump:
         self._halves = halves_program(snapshot, inputs, relations, about)
         self._graphml = graphml(joint, snapshot)
 
-    def write(self, folder: Path, errors: Mapping[str, str] | None = None) -> Path:
-        """Write all files into a folder, which is made; returns the page.
-
-        Args:
-            folder: where to.
-            errors: for nodes of the last graph, how far they are from full precision; the page shows it.
+    def write(self, folder: Path) -> None:
+        """Write all files into a folder, which is made.
 
         Raises:
             OSError: a file cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        names = [f"{i:02}_{s.report.name}" for i, s in enumerate(self.snapshots)]
-        diffs = [""]
+        names = self._file_names
+        self._diffs = [""]
         for i, (name, program) in enumerate(zip(names, self._programs, strict=True)):
             _write(folder / f"{name}.py", program)
             if i:
-                diffs.append(_diff(names[i - 1], self._programs[i - 1], name, program))
-                _write(folder / f"{name}.diff", diffs[-1])
-        halves = f"{len(names):02}_halves.py"
-        _write(folder / halves, self._halves)
-        entries = reasons(self.snapshots)
-        _write(folder / "reasons.json", json.dumps(self._reasons(entries), indent=1, ensure_ascii=False) + "\n")
+                self._diffs.append(_diff(names[i - 1], self._programs[i - 1], name, program))
+                _write(folder / f"{name}.diff", self._diffs[-1])
+        _write(folder / self.halves_name, self._halves)
+        self._entries = reasons(self.snapshots)
+        _write(folder / "reasons.json", _json(self._reasons(self._entries)))
         _write(folder / "graph.graphml", self._graphml)
+        self.write_measures(folder)
+
+    def write_measures(self, folder: Path) -> None:
+        """Write those files anew that tell scales and errors; :meth:`write` comes before.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
         assert self._names is not None
-        index = folder / "index.html"
-        files = [f"{name}.py" for name in names]
+        _write(folder / "errors.json", _json(asdict(self.measures)))
         text = page(
             self.title,
             self.snapshots,
-            files,
-            diffs,
-            entries,
+            [f"{name}.py" for name in self._file_names],
+            self._diffs,
+            self._entries,
             self._names.sizes.values,
-            halves,
+            self.halves_name,
             self._halves,
-            errors or {},
+            self.measures,
         )
-        _write(index, text)
-        return index
+        _write(folder / "index.html", text)
+
+    @property
+    def _file_names(self) -> list[str]:
+        return [f"{i:02}_{s.report.name}" for i, s in enumerate(self.snapshots)]
+
+    @property
+    def halves_name(self) -> str:
+        """The file of the two halves."""
+        return f"{len(self.snapshots):02}_halves.py"
 
     @property
     def _sizes(self) -> str:
@@ -119,6 +137,10 @@ def _diff(before: str, old: str, after: str, new: str) -> str:
         old.splitlines(keepends=True), new.splitlines(keepends=True), f"{before}.py", f"{after}.py", n=2
     )
     return "".join(lines)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

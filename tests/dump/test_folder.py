@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import warnings
 from pathlib import Path
 
@@ -40,14 +39,14 @@ def test_a_variant_has_a_folder(tmp_path):
     train(model)
     with torch.no_grad():
         model.eval()(torch.randn(10, 8))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["variant1_train", "variant2_eval"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["index.html", "variant1_train", "variant2_eval"]
     stage = tmp_path / "variant1_train" / "stage1"
     programs, diffs = sorted(stage.glob("*.py")), sorted(stage.glob("*.diff"))
     assert len(programs) == len(diffs) + 2  # the first graph and the halves have none
     assert [p.name[:3] for p in programs] == [f"{i:02}_" for i in range(len(programs))]
     assert programs[0].name == "00_joint.py"
     assert programs[-1].name.endswith("_halves.py")
-    assert {"reasons.json", "graph.graphml", "index.html"} <= {p.name for p in stage.iterdir()}
+    assert {"reasons.json", "errors.json", "graph.graphml", "index.html"} <= {p.name for p in stage.iterdir()}
 
 
 def test_reasons_are_those_of_explain(tmp_path):
@@ -167,9 +166,12 @@ def test_without_dump_nothing_is_written(tmp_path, monkeypatch):
 def test_write_dump(tmp_path):
     model = MLP()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    (page,) = write_dump(model, (torch.randn(10, 8),), tmp_path, policy=gqc.Policy(min_size=0))
-    assert page == tmp_path / "variant1_train/stage1/index.html"
-    assert page.is_file()
+    page = write_dump(model, (torch.randn(10, 8),), tmp_path, policy=gqc.Policy(min_size=0))
+    assert page == tmp_path / "index.html"
+    assert "variant1_train/stage1/index.html" in page.read_text()
+    measured = json.loads((tmp_path / "variant1_train/stage1/errors.json").read_text())
+    assert "drawn from N(0, 1)" in measured["note"]
+    assert {"first.weight", "last.weight"} <= {n["gradient_of"] for n in measured["nodes"]}
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
     assert all(p.grad is None for p in model.parameters())
 
@@ -184,14 +186,26 @@ def test_write_dump_of_a_model_that_runs_eagerly(tmp_path):
         write_dump(Seeds(), (torch.randn(3),), tmp_path)
 
 
-def test_write_dump_with_errors(tmp_path):
-    args, policy = (torch.randn(10, 8),), gqc.Policy(min_size=0)
-    model = MLP()
-    (page,) = write_dump(model, args, tmp_path, policy=policy, errors=True)
-    data = json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])
-    shown = {data["records"][i]["name"] for i in data["passes"][-1]["nodes"]}
-    assert {"input_0_quantized", "addmm_int8", "addmm_1"} <= set(data["errors"]) <= shown
-    assert all(text.endswith("cosine 1.00000") or "0.9" in text for text in data["errors"].values())
-    relative, own = (float(x) for x in re.findall(r"([\d.]+)%", data["errors"]["input_0_quantized"]))
-    assert 0 < relative == own < 5
-    assert all(p.grad is None for p in model.parameters())
+def test_a_page_of_somebody_else_is_an_error_of_compile(tmp_path):
+    (tmp_path / "index.html").write_text("<h1>my site</h1>")
+    with pytest.raises(gqc.DumpError, match=r"an index.html that is not a dump's; name another folder"):
+        gqc.compile(MLP(), dump=tmp_path)
+    assert (tmp_path / "index.html").read_text() == "<h1>my site</h1>"
+
+
+def test_the_entry_page_tells_what_runs_eagerly(tmp_path):
+    class Sometimes(MLP):
+        def forward(self, x: Tensor, seed: bool) -> Tensor:
+            if seed:
+                torch.manual_seed(0)
+            return super().forward(x)
+
+    model = gqc.compile(Sometimes(), min_size=0, dump=tmp_path)
+    model(torch.randn(10, 8), False)
+    entry = tmp_path / "index.html"
+    assert "run eagerly" not in entry.read_text()
+    with pytest.warns(gqc.FallbackWarning):
+        model(torch.randn(10, 8), True)
+    assert "Calls that run eagerly" in entry.read_text()
+    assert "seed" in entry.read_text().split('id="eager"')[1]
+    assert 'href="variant1_train/stage1/index.html"' in entry.read_text()

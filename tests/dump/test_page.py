@@ -152,7 +152,53 @@ def test_hovering_tells_the_reason(page):
     page.hover(page.box(f"{quantized['node']}_int8"))
     assert quantized["reason"] in page.text("#details")
     page.hover(page.one(".node.p-quantize"))
-    assert "scale = absmax / 127" in page.text("#details")
+    name = page.text("#details h3")
+    measured = {n["node"]: n for n in json.loads((page.stage / "errors.json").read_text())["nodes"]}
+    told = page.text("#details")
+    assert "= absmax / 127" in told
+    assert float(re.search(r"scale\n([\d.e-]+) =", told)[1]) == pytest.approx(measured[name]["scale"], rel=0.01)
+    assert float(re.search(r"absmax\n([\d.e-]+),", told)[1]) == pytest.approx(measured[name]["absmax"], rel=0.01)
+    error, cosine = re.search(r"error\n([\d.e-]+) %[^\n]*\ncosine\n([\d.]+)", told).groups()
+    assert float(error) == pytest.approx(100 * measured[name]["relative"], rel=0.01)
+    assert float(cosine) == pytest.approx(measured[name]["cosine"], abs=1e-5)
+    page.hover(page.box(f"{quantized['node']}_int8"))
+    assert f"{measured[quantized['node'] + '_int8']['cosine']:.5f}" in page.text("#details")
+
+
+@BOTH
+def test_tables_tell_scales_and_errors(page):
+    measured = {n["node"]: n for n in json.loads((page.stage / "errors.json").read_text())["nodes"]}
+    assert measured
+    page.one('#tabs button[data-tab="tensors"]').click()
+    copies = [n for n in measured.values() if n["scale"] is not None]
+    rows = [row.text for row in page.all("#tensors tbody tr")]
+    assert len(rows) == len(copies)
+    for row, copy in zip(rows, copies, strict=True):
+        assert f"{copy['cosine']:.5f}" in row
+    page.one('#tabs button[data-tab="errors"]').click()
+    rows = [row.text for row in page.all("#errors tbody tr")]
+    assert len(rows) == len(measured)
+    shown = [float(row.split(" %")[0]) for row in rows]
+    assert shown == sorted(shown, reverse=True)
+    for parameter in ("conv1", "conv2"):
+        assert any(f"gradient of {parameter}" in " ".join(row.split()) for row in rows)
+    page.one('#tabs button[data-tab="decisions"]').click()
+    for row in page.all("#decisions tbody tr"):
+        assert re.search(r"[\d.e-]+ %", row.text)
+
+
+@BOTH
+def test_the_graph_in_short(page):
+    decided = json.loads((page.stage / "reasons.json").read_text())
+    measured = json.loads((page.stage / "errors.json").read_text())["nodes"]
+    told = page.text("#details")
+    assert f"QUANTIZED: {sum(n['scale'] is not None for n in measured)} TENSORS" in told
+    assert len(page.all("#details .i-quantize")) == len(decided["int8_copies"])
+    rule = page.all("#details .i-kept")[0].text
+    assert rule.startswith("output layer\nconv2")
+    assert "Policy(keep_output_layer=False)" in rule
+    page.all("#details .i-quantize a")[0].click()
+    assert "makes integers" in page.text("#details")
 
 
 def test_a_click_keeps_the_details(page):
@@ -212,7 +258,7 @@ def test_the_table_of_decisions_can_be_filtered(page):
 
 def test_nothing_is_fetched(page):
     html = (page.stage / "index.html").read_text()
-    assert not re.search(r"""(src|href)=["'](?!data:)""", html)
+    assert not re.search(r"""(src|href)=["'](?!data:|\.\./\.\./index\.html)""", html)
     assert "import(" not in html
     assert not re.search(r"https?://(?!www\.w3\.org/)", html)
 
@@ -235,3 +281,38 @@ def test_zoom_pan_and_theme(page):
     theme = page.one("html").get_attribute("data-theme")
     page.one("#theme").click()
     assert page.one("html").get_attribute("data-theme") != theme
+
+
+def entry_page(browser, folder: Path) -> Page:
+    shown = Page(browser, folder / "index.html")
+    assert not re.search(r"""(src|href)=["'](?!data:|variant)""", (folder / "index.html").read_text())
+    return shown
+
+
+def test_the_entry_page_leads_to_every_variant_and_back(browser, dumped):
+    _, variant = dumped("gat")
+    folder = variant.parent
+    entry = entry_page(browser, folder)
+    assert len(entry.all("section")) == len(list(folder.glob("variant*")))
+    stage = entry.one(".stage")
+    assert "of 21 primitives compute in int8" in stage.text.replace("\n", " ")
+    assert "output layer: no primitive follows" in stage.text
+    stage.find_element("css selector", "h3 a").click()
+    assert entry.text("#model") == "GAT"
+    assert len(entry.all(".node")) > 10
+    entry.one("header .title a").click()
+    assert entry.text("h1") == "GAT"
+    for link in [a.get_attribute("href") for a in entry.all("a")]:
+        assert Path(link.removeprefix("file://")).is_file()
+    assert entry.errors() == []
+
+
+def test_the_entry_page_shows_islands_between_stages(browser, dumped):
+    _, variant = dumped("island")
+    entry = entry_page(browser, variant.parent)
+    shown = [item.get_attribute("class") for item in entry.all("ol > li")]
+    assert shown == ["stage", "island", "stage"]
+    assert "runs eagerly" in entry.text(".island h3")
+    assert len(entry.text(".island p")) > 10
+    assert [a.text for a in entry.all(".stage h3 a")] == [f"Stage {i}: open the graph →" for i in (1, 2)]
+    assert entry.errors() == []

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from gqc.dump.reasons import about
+from gqc.dump.folder import GENERATOR
+from gqc.dump.measure import Measures
+from gqc.dump.reasons import EXPLAINED, about
 from gqc.dump.snapshot import NodeRecord, Snapshot
+from gqc.passes import PIPELINE
 
 _HERE = Path(__file__).parent
+_ABOUT = {step.name: (step.run.__doc__ or "").partition("\n")[0].replace("``", "") for step in PIPELINE}
+_ABOUT |= {"joint": "Forward and backward of the model in one graph, before any pass."}
 
 
 def page(
@@ -23,7 +29,7 @@ def page(
     sizes: dict[str, int | None],
     halves_file: str,
     halves: str,
-    errors: Mapping[str, str],
+    measures: Measures,
 ) -> str:
     """The page of one stage: template, style, script and data in one text.
 
@@ -34,7 +40,7 @@ def page(
         entries: all decisions, see :func:`gqc.dump.reasons.reasons`.
         sizes: symbolic sizes at the example call.
         halves_file, halves: the Python file of the two halves.
-        errors: for nodes after the last pass, how far they are from full precision.
+        measures: scales and errors of the nodes after the last pass.
     """
     numbers: dict[NodeRecord, int] = {}
     passes = []
@@ -43,6 +49,7 @@ def page(
         passes.append(
             {
                 "name": snapshot.report.name,
+                "about": _ABOUT.get(snapshot.report.name, ""),
                 "file": file,
                 "diff": diff,
                 "nodes": shown,
@@ -57,16 +64,21 @@ def page(
         )
     records = [asdict(n) | {"primitive": n.primitive, "about": about(n, entries)} for n in numbers]
     data = {"title": title, "sizes": sizes, "passes": passes, "records": records, "decisions": entries}
-    data |= {"halves": {"file": halves_file, "code": halves}, "errors": errors}
+    data |= {"halves": {"file": halves_file, "code": halves}, "measures": asdict(measures), "explained": EXPLAINED}
     # "<" could end the script element.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = {"TITLE": title, "STYLE": _read("page.css"), "DATA": text, "SCRIPT": _read("layout.js") + _read("page.js")}
-    html = _read("page.html")
+    style, script = read("base.css") + read("page.css"), read("layout.js") + read("page.js")
+    return fill("page.html", TITLE=escape(title), STYLE=style, DATA=text, SCRIPT=script)
+
+
+def fill(template: str, **parts: str) -> str:
+    """The text of a template with ``<!--NAME-->`` replaced."""
+    html = read(template).replace("<!--GENERATOR-->", GENERATOR)
     for name, part in parts.items():
-        before, _, after = html.partition(f"<!--{name}-->")
-        html = before + part + after
+        html = part.join(html.split(f"<!--{name}-->"))
     return html
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """A file beside this one."""
     return (_HERE / name).read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 // From the graph after a pass to boxes and curves: the forward runs down on the left, the backward up on the right, and
 // what is saved stands between them.
 
-const BOX = 168, SMALL = 132, ROW = 64, GAP = 16, GUTTER = 216, PILL = 156;
+const BOX = 176, SMALL = 148, ROW = 66, GAP = 16, GUTTER = 216, PILL = 156;
 
 function bytes(n) {
   if (n >= 1 << 20) return (n / (1 << 20)).toFixed(1) + " MB";
@@ -70,7 +70,7 @@ function visibleGraph(pass, records, every) {
   });
   for (const [of, name] of Object.entries(pass.gradients)) {
     const key = "b:gradient " + of, meaning = (byName.get(of) || {}).meaning || of;
-    add(key, null, "b", { wide: SMALL, label: "gradient", sub: meaning.replace(/^(parameter|buffer) /, ""), name });
+    add(key, null, "b", { wide: SMALL, label: "gradient", sub: meaning.replace(/^(parameter|buffer) /, ""), name, gradient: true });
     for (const from of resolve(name, "b")) connect(from, key, "");
   }
 
@@ -180,8 +180,8 @@ function placeLane(nodes, edges) {
   return { count, width: nodes.length ? max - min : 0, chains };
 }
 
-// Positions of all boxes and paths of all edges.
-function layout(pass, records, every) {
+// Positions of all boxes and paths of all edges. noteOf gives the third line of a box.
+function layout(pass, records, every, noteOf) {
   const { nodes, edges } = visibleGraph(pass, records, every);
   const all = [...nodes.values()], of = lane => all.filter(n => n.lane === lane);
   const inside = lane => edges.filter(e => nodes.get(e.from).lane === lane && nodes.get(e.to).lane === lane);
@@ -195,7 +195,7 @@ function layout(pass, records, every) {
   const yF = at => at * Math.min(stepF, ROW * 1.5), yB = at => height - ROW - at * Math.min(stepB, ROW * 1.5);
   for (const n of of("f")) Object.assign(n, { y: yF(n.at), w: n.wide || BOX });
   for (const n of of("b")) Object.assign(n, { x: n.x + offsetB, y: yB(n.at), w: n.wide || BOX });
-  for (const n of all) n.h = n.reads.length ? 52 : 40;
+  for (const n of all) { n.note = noteOf(n); n.h = n.note ? 53 : 40; }
 
   // A saved value stands at the height of its producer and its readers, below the one before it.
   for (const p of pills) {

@@ -4,7 +4,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = id => document.getElementById(id);
 const last = DATA.passes.length - 1;
 const state = { pass: last, tab: "graph", node: "", every: false };
-const TABS = [["graph", "Graph"], ["tensors", "Quantized tensors"], ["decisions", "Decisions"], ["saved", "Saved"], ["code", "Code"], ["diff", "Diff"], ["halves", "Halves"]];
+const TABS = [["graph", "Graph"], ["tensors", "Quantized tensors"], ["decisions", "Decisions"], ["errors", "Errors"], ["saved", "Saved"], ["code", "Code"], ["diff", "Diff"], ["halves", "Halves"]];
 
 function el(tag, props, ...children) {
   const node = Object.assign(document.createElement(tag), props || {});
@@ -23,10 +23,21 @@ const find = (name, pass = current()) => recordsOf(pass).find(r => r.name === na
 const total = pass => pass.saved.reduce((s, x) => s + x.nbytes, 0);
 const short = (text, width) => text.length > width ? text.slice(0, width - 1) + "…" : text;
 
-// What a quantize node makes: "mm_out → int8".
-function width(r) { return (/^(\d+) bits/.exec(r.scale) || [0, "8"])[1]; }
+// What was measured of the nodes after the last pass; a number that is not finite is text.
+const MEASURED = new Map(DATA.measures.nodes.map(m => [m.node, m]));
+const number = x => typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) < 1e-3 || Math.abs(x) >= 1e5 ? x.toExponential(2) : String(+x.toPrecision(3));
+const percent = x => typeof x === "string" ? x : number(100 * x) + " %";
+const cosine = x => typeof x === "string" ? x : x.toFixed(5);
+
+// The tensor that a quantize node reads: an argument or parameter, also behind reshapes, or a result by its node.
+function subject(r) {
+  let of = find(r.inputs[0]);
+  while (of && of.plumbing && of.code) of = find(of.inputs[0]);
+  return of && of.meaning ? of.meaning.replace(/^\w+ /, "").split(".").slice(-2).join(".") : r.inputs[0];
+}
+// What a box is called; a quantize node "mm_out → int8".
 function label(r) {
-  if (r.precision === "quantize") return short(r.inputs[0], 10) + " → int" + width(r);
+  if (r.precision === "quantize") return short(subject(r), 12) + " → int" + r.scale.bits;
   if (r.op === "tangent") return "∂ output";
   if (r.meaning) return r.meaning.replace(/^\w+ /, "") || r.op;
   if (r.kind) return r.kind === "typed_mm" ? r.form : r.primitive;
@@ -37,6 +48,23 @@ function label(r) {
 function savedLabel(r) {
   const from = /^getitem/.test(r.name) && find(r.inputs[0]);
   return from ? label(from) + /\[\d+\]$/.exec(r.code)[0] : r.name;
+}
+
+// The third line of a box: scale and error of an int8 copy, the error of what computes on integers and of a gradient.
+function noteOf(n) {
+  const m = MEASURED.get(n.name), reads = n.reads.length ? "with " + n.reads.join(", ") : "";
+  if (n.lane === "s" || !m || state.pass !== last && !n.r) return n.lane === "s" ? "" : reads;
+  if (m.scale !== null) return `scale ${number(m.scale)}, off by ${percent(m.relative)}`;
+  if (n.gradient || n.r && n.r.precision === "int8") return `off by ${percent(m.relative)}`;
+  return reads;
+}
+// The quantize node whose integers a node holds, behind reshapes and the results of a call.
+function copyBehind(r) {
+  for (let x = r; x; x = find(x.inputs[0])) {
+    if (x.precision === "quantize") return x;
+    if (!(x.plumbing && isInteger8(x))) return null;
+  }
+  return null;
 }
 
 // Node names that the pass before did not have, or that it computed otherwise.
@@ -61,22 +89,25 @@ function showPasses() {
     const counts = [...new Set(made.map(d => d.action))].map(a => [a, made.filter(d => d.action === a).length]).filter(c => c[1]);
     const before = i ? new Set(DATA.passes[i - 1].nodes) : null;
     const changes = before ? p.nodes.filter(n => !before.has(n)).length : p.nodes.length;
-    const what = counts.length ? counts.map(c => c[1] + " " + c[0]).join(", ") : i ? (changes ? changes + " nodes changed" : "no change") : changes + " nodes as captured";
+    const idle = i > 0 && !counts.length && !changes;
+    const what = counts.length ? counts.map(c => c[1] + " " + c[0]).join(", ") : i ? changes + " nodes changed" : changes + " nodes as captured";
     const button = el("button", { className: i === state.pass ? "on" : "", onclick: () => go({ pass: i }) },
-      el("span", { className: "name" }, el("i", { textContent: String(i).padStart(2, "0") }), p.name), el("span", { className: "what", textContent: what }));
-    if (total(DATA.passes[0])) {
+      el("span", { className: "name" }, el("i", { textContent: String(i).padStart(2, "0") }), p.name), idle ? "" : el("span", { className: "what", textContent: what }));
+    if (idle) button.classList.add("idle");
+    if (total(DATA.passes[0]) && !idle) {
       const bar = el("span", { className: "bar", title: bytes(total(p)) + " saved for the backward" });
       bar.style.width = `calc((100% - 24px) * ${Math.min(1, total(p) / Math.max(first, ...DATA.passes.map(total)))})`;
       button.append(bar);
     }
+    button.title = p.about + (idle ? " It changed nothing." : "");
     button.dataset.pass = p.name;
     nav.append(button);
   });
-  nav.append(el("p", { textContent: "The bar is what the forward would save for the backward. Keys: ↑ ↓ pass, / search, f fit." }));
+  nav.append(el("p", { textContent: "The bar is what the forward would save for the backward; grey passes changed nothing. Keys: ↑ ↓ pass, / search, f fit." }));
 }
 function showTabs() {
   const p = current();
-  const count = { tensors: recordsOf(p).filter(r => r.precision === "quantize").length, decisions: DATA.decisions.length, saved: bytes(total(p)) };
+  const count = { tensors: recordsOf(p).filter(r => r.precision === "quantize").length, decisions: DATA.decisions.length, saved: bytes(total(p)), errors: DATA.measures.nodes.length ? "" : "not measured" };
   $("tabs").replaceChildren(...TABS.map(([id, name]) => {
     const button = el("button", { className: id === state.tab ? "on" : "", onclick: () => go({ tab: id }) }, name, id in count ? el("small", { textContent: " " + count[id] }) : "");
     button.setAttribute("role", "tab");
@@ -99,8 +130,8 @@ function go(change) {
   if (state.tab !== "graph") SHEETS[state.tab]();
   select();
 }
-function link(name) {
-  return el("a", { className: "node-link mono", textContent: name, onclick: event => { event.stopPropagation(); reveal(name); } });
+function link(name, text = name) {
+  return el("a", { className: "node-link mono", textContent: text, title: name, onclick: event => { event.stopPropagation(); reveal(name); } });
 }
 function reveal(name, pass = state.pass) {
   const r = find(name, DATA.passes[pass]);
@@ -117,7 +148,7 @@ let drawn = null;
 const view = { x: 0, y: 0, k: 1 };
 
 function draw() {
-  const g = drawn = layout(current(), DATA.records, state.every), scene = $("scene");
+  const g = drawn = layout(current(), DATA.records, state.every, noteOf), scene = $("scene");
   const changed = changedNames();
   const pad = 26, top = 46;
   const lane = (x, w, name) => [svg("rect", { class: "lane", x: x - pad, y: -top, width: w + 2 * pad, height: g.height + top + 20, rx: 14 }),
@@ -138,14 +169,14 @@ function draw() {
     const r = n.r, io = !r || r.meaning, kind = n.lane === "s" ? "saved" : io ? "io" : r.precision;
     const title = n.label || (n.lane === "s" ? short(savedLabel(r), 17) : label(r));
     const type = n.sub || (n.lane === "s" ? bytes(n.nbytes) + " · " + r.type.split(" ")[0] : r ? r.type.split(", float32 []")[0] : "");
-    const space = n.w - 20 - title.length * 8.8 - 8, letters = Math.floor(space / 6.2), module = r && n.lane !== "s" && !io ? r.module : "";
+    const space = n.w - 20 - title.length * 9.1 - 8, letters = Math.floor(space / 6.2), module = r && n.lane !== "s" && !io ? r.module : "";
     const where = module.length <= letters ? module : letters > 4 ? "…" + module.slice(1 - letters) : "";
     const box = svg("g", { class: `node p-${kind}` + (r && changed.has(r.name) && n.lane !== "s" ? " changed" : ""), transform: `translate(${n.x - n.w / 2} ${n.y})`, "data-key": n.key, "data-name": n.name, tabindex: "-1" },
       svg("rect", { width: n.w, height: n.h }),
       Object.assign(svg("text", { class: "label", x: 10, y: 17 }), { textContent: short(title, 17) }),
       Object.assign(svg("text", { class: "type", x: 10, y: 32 }), { textContent: short(type, n.lane === "s" ? 22 : n.wide ? 17 : 22) }));
     if (where) box.append(Object.assign(svg("text", { class: "module", x: n.w - 8, y: 16 }), { textContent: where }));
-    if (n.reads.length) box.append(Object.assign(svg("text", { class: "reads", x: 10, y: 46 }), { textContent: short("with " + n.reads.join(", "), 27) }));
+    if (n.note) box.append(Object.assign(svg("text", { class: "note" + (n.note.includes("off by") ? " measured" : ""), x: 10, y: 46 }), { textContent: short(n.note, n.w < BOX ? 24 : 29) }));
     if (n.uses && n.uses.length > 1) box.append(svg("g", { class: "badge", transform: `translate(${n.w - 2} ${n.h - 2})` }, svg("circle", { r: 11 }), Object.assign(svg("text", { y: 4 }), { textContent: "×" + n.uses.length })));
     n.element = box;
     box.addEventListener("pointerenter", () => hover(n));
@@ -218,7 +249,7 @@ function details(name, n) {
   const pass = current(), list = recordsOf(pass), saved = pass.saved.find(s => s.name === name);
   const readers = list.filter(x => x.inputs.includes(name));
   const rows = [["type", r.type || "–"], ["at call", r.shape], ["memory", r.nbytes ? bytes(r.nbytes) : ""], ["module", r.module ? r.module + (r.layer ? ` (${r.layer})` : "") : r.layer],
-    ["line", r.line], ["half", r.half], ["scale", r.scale], ["lives", lifetime(name)], ["error", state.pass === last ? DATA.errors[name] : ""],
+    ["line", r.line], ["half", r.half], ...scaleRows(copyBehind(r)), ["lives", lifetime(name)], ...errorRows(name),
     ["saved", saved ? (saved.held ? "held by the caller, costs nothing" : bytes(saved.nbytes)) : ""]];
   const dl = el("dl");
   for (const [k, v] of rows) if (v) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v, className: k === "type" || k === "line" ? "mono" : "" }));
@@ -234,16 +265,34 @@ function details(name, n) {
   if (r.inputs.length) box.append(el("h2", { textContent: "Reads" }), lines(r.inputs.map(i => find(i)).filter(x => x && x.precision !== "size" && !/relation_\d+_/.test(x.meaning))));
   if (r.code) box.append(el("pre", { textContent: `${name} = ${r.code}` }));
 }
+function scaleRows(r) {
+  if (!r) return [];
+  const m = MEASURED.get(r.name), s = r.scale;
+  return [["bits", `${s.bits}, rounded ${s.rounding}`], ["absmax", `${m ? number(m.absmax) + ", " : ""}found by ${s.absmax}`], ["scale", `${m ? number(m.scale) + " " : ""}= absmax / ${s.levels}`]];
+}
+function errorRows(name) {
+  const m = MEASURED.get(name);
+  if (!m) return [];
+  const own = m.own === null ? "" : m.own === m.relative ? ", all of it by its own rounding" : `, ${percent(m.own)} by its own rounding`;
+  return [["error", `${percent(m.relative)} from full precision${own}`], ["cosine", cosine(m.cosine)]];
+}
 // From where to where an int8 copy lives, as the last pass that says so has it.
 function lifetime(name) {
   const told = DATA.passes.slice(0, state.pass + 1).map(p => p.lifetimes[name]).filter(Boolean);
   return told.length ? told.pop().replace(/^.*?: /, "") : "";
 }
 function reason(d) {
-  return el("div", { className: "reason a-" + d.action }, el("b", { textContent: d.action + ": " }), d.reason, el("small", { textContent: d.pass }));
+  return el("div", { className: "reason a-" + d.action }, el("b", { textContent: d.action + ": " }), d.reason, el("small", { textContent: explained(d.reason) }), el("small", { textContent: d.pass }));
+}
+function explained(reason) {
+  const rule = Object.keys(DATA.explained).find(x => reason.startsWith(x));
+  return rule ? DATA.explained[rule] : "";
 }
 function lines(records) {
-  return el("div", {}, ...records.map(r => el("div", {}, link(r.name), el("small", { textContent: ` ${r.half}${r.module ? ", " + r.module : ""}` }))));
+  return el("div", {}, ...records.map(r => {
+    const copy = copyBehind(r), m = copy && MEASURED.get(copy.name);
+    return el("div", {}, link(r.name), el("small", { textContent: ` ${r.half}${r.module ? ", " + r.module : ""}${m ? ", scale " + number(m.scale) : ""}` }));
+  }));
 }
 function about() {
   const p = current(), made = DATA.decisions.filter(d => d.pass === p.name), nodes = recordsOf(p);
@@ -251,11 +300,42 @@ function about() {
   const parts = [el("h2", { textContent: state.pass ? "After pass" : "Before the first pass" }), el("h3", { className: "mono", textContent: p.name })];
   const dl = el("dl");
   for (const [k, v] of [["nodes", nodes.length], ["int8", `${calls} primitives`], ["kept", `${kept} primitives`], ["copies", `${quantize} tensors made int8`], ["saved", bytes(total(p))], ["file", p.file]]) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v }));
-  parts.push(dl);
+  if (state.pass === last) return [el("h2", { textContent: "After the last pass" }), parts[1], ...inShort(nodes)];
+  parts.push(el("p", { textContent: p.about }), dl);
   for (const [k, v] of Object.entries(p.numbers)) parts.push(el("div", { className: "reason", textContent: `${k}: ${v.toLocaleString("en")}` }));
   if (made.length) parts.push(el("h2", { textContent: "What it decided" }));
   for (const d of made) { const line = reason(d); line.lastChild.remove(); line.append(" ", link(present(d))); parts.push(line); }
   if (!made.length) parts.push(el("p", { textContent: "Point at a box for its reason, shape and source line; click keeps it here." }));
+  return parts;
+}
+// A call by what it computes, and the half that it runs in.
+function call(r) { return el("span", { className: "call" }, link(r.name, r.kind ? label(r) : r.name), el("small", { textContent: r.half })); }
+function listed(items) { return items.flatMap((x, i) => i ? [", ", x] : [x]); }
+// What a reader asks first of the graph that runs: what is quantized, who reads it, what is not and why.
+function inShort(nodes) {
+  const copies = nodes.filter(r => r.precision === "quantize"), kept = nodes.filter(r => r.precision === "kept"), quantized = nodes.filter(r => r.precision === "int8" && r.kind);
+  const parts = [el("h2", { textContent: `Quantized: ${copies.length} tensors` })];
+  for (const r of copies) {
+    const m = MEASURED.get(r.name), uses = copyOf(r, nodes).readers, of = find(r.inputs[0]);
+    parts.push(el("div", { className: "item i-quantize" }, el("b", {}, link(r.name, subject(r))), el("small", { textContent: (r.half === "backward" ? "gradient in " : "") + (of && of.module || r.module || "the model") }),
+      m ? el("div", { textContent: `scale ${number(m.scale)}, off by ${percent(m.relative)}` }) : "",
+      el("div", {}, "read by ", ...listed(uses.map(call)))));
+  }
+  parts.push(el("h2", { textContent: `In full precision: ${kept.length} of ${kept.length + quantized.length} primitives` }));
+  const rules = new Map();
+  for (const r of kept) {
+    let why = r.kept, seen = 0;
+    for (let m; (m = /^backward of (\w+), which is kept/.exec(why)) && seen++ < 9;) why = (find(m[1]) || { kept: "" }).kept || why.replace(/^backward/, "Backward");
+    const rule = why.split(":")[0] === "output layer" || why.split(":")[0] === "attention logits" ? why.split(":")[0] : why;
+    rules.set(rule, [...(rules.get(rule) || []), r]);
+  }
+  const first = ([rule]) => rule === "output layer" ? 0 : 1;
+  for (const [rule, list] of [...rules].sort((a, b) => first(a) - first(b) || b[1].length - a[1].length)) {
+    const modules = new Map();
+    for (const r of list) modules.set(r.module || "(model)", [...(modules.get(r.module || "(model)") || []), r]);
+    parts.push(el("div", { className: "item i-kept" }, el("b", { textContent: rule }), ...[...modules].map(([module, list]) => el("div", {}, module + ": ", ...listed(list.map(call)))), explained(rule) ? el("small", { className: "why", textContent: explained(rule) }) : ""));
+  }
+  parts.push(el("p", { textContent: DATA.measures.note + " Point at a box for its reason, shape, scale and error; a click keeps it here." }));
   return parts;
 }
 // The name under which a decision's node is in the graph after the current pass.
@@ -281,6 +361,10 @@ function table(heads, rows) {
   return el("table", {}, el("thead", {}, el("tr", {}, ...heads.map(h => el("th", { textContent: h })))), el("tbody", {}, ...rows));
 }
 function cell(content, className = "") { return el("td", { className }, content); }
+function errorCells(d) {
+  const m = ["_int8", ""].map(x => MEASURED.get(d.node + x)).find(Boolean);
+  return m && d.kind !== "" && (d.action === "quantized" || d.action === "kept") ? [cell(percent(m.relative), "num"), cell(cosine(m.cosine), "num")] : [cell(""), cell("")];
+}
 function pill(action) { return el("span", { className: "pill " + action, textContent: action }); }
 
 const filters = { action: "quantized or kept", half: "", kind: "", pass: "", text: "" };
@@ -288,12 +372,13 @@ const SHEETS = {
   graph() {},
   tensors() {
     const list = recordsOf(current()), rows = list.filter(r => r.precision === "quantize").map(r => {
-      const copy = copyOf(r, list), of = find(r.inputs[0]);
-      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(link(r.inputs[0]), "mono"), cell(of && of.module || r.module || "(model)"), cell(of && (of.meaning || of.line) || r.line), cell(of ? of.type : "", "mono"), cell(width(r), "num"),
-        cell(lines(copy.readers)), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(r.scale.split("; ").pop()), ...(Object.keys(DATA.errors).length ? [cell(state.pass === last ? (DATA.errors[r.name] || "").split(";")[0] : "")] : []));
+      const copy = copyOf(r, list), of = find(r.inputs[0]), m = MEASURED.get(r.name);
+      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(link(r.inputs[0], subject(r)), "mono"), cell(of && of.module || r.module || "(model)"), cell(of && (of.meaning || of.line) || r.line), cell(of ? of.type : "", "mono"),
+        cell(el("div", {}, ...copy.readers.map(x => el("div", {}, call(x))))), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(r.scale.bits, "num"), cell(m ? number(m.absmax) : "", "num"), cell(m ? number(m.scale) : "", "num"), cell(m ? percent(m.relative) : "", "num"), cell(m ? cosine(m.cosine) : "", "num"));
     });
-    const intro = rows.length ? "Each row is one int8 copy. Everything that reads the tensor in int8 reads this copy, so its readers in the backward use what the forward has made." : "No tensor is quantized after this pass.";
-    $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(["tensor", "module", "from", "type", "bits", "read in int8 by", "saved", "scale", ...(Object.keys(DATA.errors).length ? ["error"] : [])], rows)));
+    const intro = rows.length ? "Each row is one int8 copy: value = integer × scale, scale = absmax / largest integer. Everything that reads the tensor in int8 reads this copy, so its readers in the backward use what the forward has made. " + DATA.measures.note : "No tensor is quantized after this pass.";
+    const heads = ["tensor", "module", "from", "type", "read in int8 by", "saved", "bits", "absmax", "scale", "error", "cosine"];
+    $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(heads, rows)));
   },
   decisions() {
     const choices = { action: ["quantized or kept", ...new Set(DATA.decisions.map(d => d.action)), ""], half: ["", "forward", "backward"],
@@ -301,10 +386,11 @@ const SHEETS = {
     const body = el("tbody"), count = el("span", { className: "count" });
     const fill = () => {
       const shown = DATA.decisions.filter(d => (!filters.action || filters.action.split(" or ").includes(d.action)) && (!filters.half || d.half === filters.half) && (!filters.kind || d.kind === filters.kind) && (!filters.pass || d.pass === filters.pass) && (!filters.text || Object.values(d).join(" ").toLowerCase().includes(filters.text.toLowerCase())));
+      shown.sort((a, b) => (a.action !== "quantized") - (b.action !== "quantized"));
       count.textContent = `${shown.length} of ${DATA.decisions.length}`;
       body.replaceChildren(...shown.map(d => {
         const pass = DATA.passes.findIndex(p => p.name === d.pass);
-        return el("tr", { className: "row", onclick: () => { go({ pass }); reveal(present(d), pass); } }, cell(pill(d.action)), cell(d.half), cell(d.module || "(model)"), cell(d.kind), cell(d.node, "mono"), cell(d.reason, "wide"), cell(d.line, "mono"));
+        return el("tr", { className: "row", onclick: () => { go({ pass }); reveal(present(d), pass); } }, cell(pill(d.action)), cell(d.half), cell(d.module || "(model)"), cell(d.kind), cell(d.node, "mono"), cell(d.reason, "wide"), ...errorCells(d), cell(d.line, "mono"));
       }));
     };
     const selects = Object.entries(choices).map(([key, values]) => {
@@ -315,7 +401,18 @@ const SHEETS = {
     });
     const text = el("input", { type: "search", placeholder: "module, node, reason", value: filters.text, oninput: () => { filters.text = text.value; fill(); } });
     fill();
-    $("decisions").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Decisions of all passes" }), el("div", { className: "filters" }, ...selects, text, count), el("table", {}, el("thead", {}, el("tr", {}, ...["", "half", "module", "kind", "node", "reason", "line"].map(h => el("th", { textContent: h })))), body)));
+    $("decisions").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Decisions of all passes" }), el("div", { className: "filters" }, ...selects, text, count), el("table", {}, el("thead", {}, el("tr", {}, ...["", "half", "module", "kind", "node", "reason", "error", "cosine", "line"].map(h => el("th", { textContent: h })))), body)));
+  },
+  errors() {
+    const size = m => typeof m.relative === "string" ? Infinity : m.relative, most = Math.max(1e-12, ...DATA.measures.nodes.map(size).filter(isFinite));
+    const rows = [...DATA.measures.nodes].sort((a, b) => size(b) - size(a)).map(m => {
+      const r = find(m.node, DATA.passes[last]), meter = el("span", { className: "meter e-" + (r ? r.precision : "") });
+      meter.style.width = 100 * Math.min(1, size(m) / most) + "%";
+      const what = m.gradient_of ? "gradient of " + m.gradient_of : m.kind === "operand" ? "int8 copy of " + subject(r) : m.kind;
+      return el("tr", { className: "row", onclick: () => reveal(m.node, last) }, cell(percent(m.relative), "num"), cell(meter, "meter-cell"), cell(m.own === null ? "" : percent(m.own), "num"), cell(cosine(m.cosine), "num"), cell(what), cell(link(m.node), "mono"), cell(r && r.half), cell(r && r.module || "(model)"));
+    });
+    const intro = "How far each primitive, int8 copy, output and gradient is from a run in which nothing is rounded, |q − x| / |x|, worst first; beside it what its own rounding adds. " + DATA.measures.note;
+    $("errors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Errors after the last pass" }), el("p", { textContent: intro }), rows.length ? table(["error", "", "its own", "cosine", "what", "node", "half", "module"], rows) : ""));
   },
   saved() {
     const p = current(), cost = p.saved.filter(s => !s.held && s.type.slice(0, 4) !== "size").sort((a, b) => b.nbytes - a.nbytes), most = Math.max(1, ...cost.map(s => s.nbytes));
@@ -435,11 +532,11 @@ $("legend").append(...[["quantize", "float → int8"], ["int8", "computes in int
   const i = el("i", { className: "stroke" });
   i.style.borderColor = `var(--${name}-line)`;
   return el("span", {}, i, text);
-}), el("span", { textContent: "┄ changed by this pass" }));
+}), el("span", { textContent: "┄ changed by this pass" }), el("span", { textContent: "off by: relative error against full precision" }));
 {
   const [model, ...rest] = DATA.title.split(", ");
   $("model").textContent = model;
-  $("where").textContent = rest.join(" · ");
+  $("where").textContent = rest.join(" · ").replace("_", " ");
   $("sizes").textContent = Object.entries(DATA.sizes).map(([k, v]) => v === null ? `${k} not fixed` : `${k} = ${v.toLocaleString("en")}`).join("   ");
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const hash = new URLSearchParams(location.hash.slice(1)), pass = DATA.passes.findIndex(p => p.name === hash.get("pass"));
