@@ -1,7 +1,11 @@
-"""Builds libgqc_cpu.so: a plain shared library with a C ABI that needs neither Python's nor torch's headers.
+"""Builds the two files of native code, which need neither Python's nor torch's headers.
 
-Every file in csrc/cpu/kernels/ is compiled once per instruction set (GCC does not carry a function's target attribute
-into its OpenMP bodies, so one translation unit per set), every file in csrc/cpu/ once.
+libgqc_cpu.so: a plain shared library with a C ABI. Every file in csrc/cpu/kernels/ is compiled once per instruction set
+(GCC does not carry a function's target attribute into its OpenMP bodies, so one translation unit per set), every file
+in csrc/cpu/ once.
+
+gqc_cuda.fatbin: the kernels of csrc/cuda, where nvcc is installed (csrc/nvcc.py). The sources are installed in any
+case: without the file, NVRTC compiles them on the machine that runs them.
 """
 
 from __future__ import annotations
@@ -10,21 +14,19 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 from setuptools import Extension
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
+from csrc import nvcc
+from csrc.objects import OBJECTS, Unit, compile_stale, execute
+
 SOURCES = Path("csrc")
-LIBRARY = "libgqc_cpu"
-OBJECTS = "build/native"  # the same for every kind of build, so that none compiles again what another has compiled
 ISA_FLAGS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -38,37 +40,20 @@ FLAGS = [
     *("-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", f"-I{SOURCES}"),
 ]
 
-native_library = Extension(f"gqc.runtime.{LIBRARY}", [str(path) for path in sorted(SOURCES.rglob("*.cpp"))])
+_SUFFIXES = {"libgqc_cpu": ".so", "gqc_cuda": ".fatbin"}
 
 
-class Unit(NamedTuple):
-    """One compilation: a source, the object it gives and the flags beyond FLAGS."""
+def _extension(name: str, sources: str, optional: bool) -> Extension:
+    return Extension(f"gqc.runtime.{name}", sorted(map(str, SOURCES.rglob(sources))), optional=optional)
 
-    source: Path
-    object: Path
-    flags: list[str]
 
-    def is_current(self) -> bool:
-        """Whether the object is newer than every file that the compiler read for it."""
-        depends = self.object.with_suffix(".d")
-        if not (self.object.exists() and depends.exists()):
-            return False
-        read = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
-        built = self.object.stat().st_mtime
-        return all(Path(file).exists() and Path(file).stat().st_mtime < built for file in [*read, __file__])
+cpu_library = _extension("libgqc_cpu", "*.cpp", optional=False)
+cuda_fatbin = _extension("gqc_cuda", "*.cu", optional=True)
 
 
 def isas() -> list[str]:
     """Instruction sets that are compiled on this machine's architecture."""
     return list(ISA_FLAGS) if platform.machine().lower() in ("x86_64", "amd64") else ["portable"]
-
-
-def units(folder: Path) -> Iterator[Unit]:
-    for source in sorted((SOURCES / "cpu").glob("*.cpp")):
-        yield Unit(source, folder / f"{source.stem}.o", [])
-    for source in sorted((SOURCES / "cpu" / "kernels").glob("*.cpp")):
-        for isa in isas():
-            yield Unit(source, folder / f"{source.stem}.{isa}.o", [f"-DGQC_ISA={isa}", *ISA_FLAGS[isa]])
 
 
 def compiler() -> list[str]:
@@ -78,45 +63,63 @@ def compiler() -> list[str]:
     return command
 
 
-def execute(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise CompileError(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
-    sys.stderr.write(done.stderr)
+def added_flags() -> tuple[list[str], list[str]]:
+    """What CXXFLAGS adds: options that change the code, and those for warnings."""
+    flags = shlex.split(os.environ.get("CXXFLAGS", ""))
+    return [f for f in flags if not f.startswith("-W")], [f for f in flags if f.startswith("-W")]
+
+
+def cpu_units(cxx: list[str]) -> Iterator[Unit]:
+    added, warnings = added_flags()
+
+    def unit(source: Path, name: str, *flags: str) -> Unit:
+        command = (*cxx, *FLAGS, *flags, *added, "-MMD", "-c")
+        return Unit(source, OBJECTS / f"{name}.o", command, tuple(warnings))
+
+    for source in sorted((SOURCES / "cpu").glob("*.cpp")):
+        yield unit(source, source.stem)
+    for source in sorted((SOURCES / "cpu" / "kernels").glob("*.cpp")):
+        for isa in isas():
+            yield unit(source, f"{source.stem}.{isa}", f"-DGQC_ISA={isa}", *ISA_FLAGS[isa])
 
 
 class BuildNative(build_ext):
-    """``build_ext`` for the one library. ``python setup.py build_ext --inplace`` rebuilds only what changed."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.build_temp = OBJECTS
+    """``build_ext`` for both files. ``python setup.py build_ext --inplace`` rebuilds only what changed."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split("."))) + ".so"
+        return str(Path(*fullname.split("."))) + _SUFFIXES[fullname.rpartition(".")[2]]
 
     def build_extension(self, ext: Extension) -> None:
-        cxx, added, folder = compiler(), shlex.split(os.environ.get("CXXFLAGS", "")), Path(self.build_temp)
-        folder.mkdir(parents=True, exist_ok=True)
-        todo = list(units(folder))
-        stale = [unit for unit in todo if self.force or not unit.is_current()]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            compile_one = [
-                [*cxx, *FLAGS, *unit.flags, *added, "-MMD", "-c", str(unit.source), "-o", str(unit.object)]
-                for unit in stale
-            ]
-            list(pool.map(execute, compile_one))
-        library = Path(self.get_ext_fullpath(ext.name))
-        library.parent.mkdir(parents=True, exist_ok=True)
-        objects = [str(unit.object) for unit in todo]
-        execute([*cxx, "-shared", "-fopenmp", "-Wl,--as-needed", *objects, "-o", str(library)])
-        self.report(len(stale), len(todo))
+        file = Path(self.get_ext_fullpath(ext.name))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        built = self.build_library(file) if ext is cpu_library else self.build_fatbin(file, ext)
+        print(f"gqc native: {built}", flush=True)
 
-    def report(self, compiled: int, total: int) -> None:
-        nvcc = "this version has no CUDA sources" if shutil.which("nvcc") else "no nvcc"
-        left_out = [isa for isa in ISA_FLAGS if isa not in isas()] + [f"CUDA ({nvcc})"]
-        built = f"{LIBRARY}.so ({', '.join(isas())}; {compiled} of {total} objects compiled)"
-        print(f"gqc native: built {built}; left out: {', '.join(left_out)}", flush=True)
+    def build_library(self, file: Path) -> str:
+        cxx = compiler()
+        units = list(cpu_units(cxx))
+        compiled = compile_stale(units, bool(self.force))
+        objects = [str(unit.object) for unit in units]
+        execute([*cxx, "-shared", "-fopenmp", "-Wl,--as-needed", *objects, "-o", str(file)])
+        return f"{file.name} ({', '.join(isas())}; {compiled} of {len(units)} objects compiled)"
+
+    def build_fatbin(self, file: Path, ext: Extension) -> str:
+        file.unlink(missing_ok=True)  # what is older than its sources must not stay
+        compiler = nvcc.Nvcc.find()
+        if compiler is None:
+            return f"no {file.name}, since no nvcc was found in $CUDA_HOME or on the path; NVRTC takes its place"
+        strict = "-Werror" in added_flags()[1]
+        units = compiler.units(strict)
+        try:
+            compiled = compile_stale(units, bool(self.force))
+        except CompileError as error:
+            if strict:
+                ext.optional = False  # else setuptools catches the error
+                raise
+            return f"no {file.name}, since nvcc failed; NVRTC takes its place. {error}"
+        file.write_bytes(b"".join(unit.object.read_bytes() for unit in units))
+        held = ", ".join(f"sm_{a}" for a in compiler.architectures)
+        return f"{file.name} ({held}; nvcc {compiler.release}; {compiled} of {len(units)} sources compiled)"
 
     def copy_extensions_to_source(self) -> None:
         for ext in self.extensions:
@@ -125,8 +128,27 @@ class BuildNative(build_ext):
         super().copy_extensions_to_source()
 
 
+class BuildPython(build_py):
+    """``build_py`` that puts the sources of the kernels into the package too; a checkout has them beside it."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for source, copy in self.kernel_sources():
+                self.mkpath(str(Path(copy).parent))
+                self.copy_file(source, copy)
+
+    def kernel_sources(self) -> list[tuple[str, str]]:
+        folder = Path(self.build_lib, "gqc", "runtime")
+        return [(str(path), str(folder / path)) for path in sorted(nvcc.SOURCES.glob("*.cu*"))]
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        copies = [] if self.editable_mode else [copy for _, copy in self.kernel_sources()]
+        return [*super().get_outputs(include_bytecode), *copies]
+
+
 class PlatformWheel(bdist_wheel):
-    """The library has no tie to a Python version, so one wheel a platform serves all of them."""
+    """Neither file has a tie to a Python version, so one wheel a platform serves all of them."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

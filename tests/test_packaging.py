@@ -6,6 +6,7 @@ nothing is downloaded.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ import pytest
 import setuptools
 import torch
 
-from csrc.build import OBJECTS
+from csrc.nvcc import Nvcc
+from csrc.objects import OBJECTS
 
 pytestmark = pytest.mark.xdist_group("packaging")  # one process builds the packages that all tests here install
 
@@ -37,6 +39,14 @@ torch.optim.SGD(model.parameters(), 0.1).step()
 assert all((p != b).any() for p, b in zip(model.parameters(), before))
 assert gqc.explain(model).variants[0].stages[0].decisions("quantized")
 print("found at", gqc.__file__)
+"""
+
+# `setup.py` without the library for CPUs, which takes minutes.
+BUILD_FATBIN = """
+from setuptools import setup
+from csrc.build import BuildNative, cuda_fatbin
+folder = {"gqc.runtime": "runtime"}
+setup(packages=[*folder], package_dir=folder, ext_modules=[cuda_fatbin], cmdclass={"build_ext": BuildNative})
 """
 
 
@@ -77,7 +87,7 @@ def _build(kind: str, source: Path, out: Path) -> Path:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources as a fresh clone has them, without anything that was built."""
     folder = tmp_path_factory.mktemp("checkout")
-    unwanted = shutil.ignore_patterns("*.so", "*.o", "__pycache__", "*.egg-info")
+    unwanted = shutil.ignore_patterns("*.so", "*.o", "*.fatbin", "__pycache__", "*.egg-info")
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
@@ -115,6 +125,31 @@ def test_wheel_holds_one_package_with_its_library(wheel: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"gqc"}
     assert {"gqc/py.typed", "gqc/passes/report.py", "gqc/runtime/libgqc_cpu.so"} <= set(names)
     assert "-py3-none-" in wheel.name
+
+
+def test_wheel_holds_the_code_of_gpus_and_its_sources(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = {f"gqc/runtime/csrc/cuda/{path.name}" for path in (ROOT / "csrc" / "cuda").glob("*.cu*")}
+    assert sources <= names
+    assert ("gqc/runtime/gqc_cuda.fatbin" in names) == (Nvcc.find() is not None)
+
+
+@pytest.mark.parametrize(("flags", "works"), [("", True), ("-Werror", False)])
+def test_failing_nvcc_stops_only_a_build_under_werror(checkout: Path, tmp_path: Path, flags: str, works: bool) -> None:
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    answers = "--version) echo release 13.0;; --list-gpu-code) echo sm_90;; --help) ;;"
+    nvcc.write_text(f"#!/bin/sh\ncase $1 in {answers} *) echo unsupported host compiler >&2; exit 1;; esac\n")
+    nvcc.chmod(0o755)
+    source = shutil.copytree(checkout, tmp_path / "source")
+    fatbin = source / "runtime" / "gqc_cuda.fatbin"
+    fatbin.write_bytes(b"of an earlier build")
+    environment = {**os.environ, "CUDA_HOME": str(tmp_path / "cuda"), "CXXFLAGS": flags, "PYTHONPATH": str(source)}
+    command = [sys.executable, "-c", BUILD_FATBIN, "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == works, done.stderr
+    assert "unsupported host compiler" in done.stdout + done.stderr
+    assert fatbin.exists() != works  # never beside newer sources in an installation that succeeds
 
 
 def test_installed_wheel_trains(regular: Environment, tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from csrc.build import Unit, compiler, execute
+from csrc.build import compiler
+from csrc.objects import Unit, compile_stale, execute
 from gqc.errors import KernelError
 from gqc.runtime.cuda.target import Kernel
 
@@ -75,22 +74,15 @@ def build(sources: Sequence[Path], folder: Path, flags: Sequence[str] = ()) -> P
         setuptools.errors.CompileError: with the compiler's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    library, command = folder / "libemulated.so", [*compiler(), *FLAGS, *flags]
-    units = [Unit(source, folder / f"{source.stem}.o", []) for source in [*sorted(HERE.glob("*.cpp")), *sources]]
+    library, command = folder / "libemulated.so", (*compiler(), *FLAGS, *flags)
+    compile_one = (*command, "-MMD", "-c", "-x", "c++")
+    everything = [*sorted(HERE.glob("*.cpp")), *sources]
+    units = [Unit(source, folder / f"{source.stem}.o", compile_one) for source in everything]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        described = folder / "command"
-        same = described.exists() and described.read_text() == str(command)
-        stale = [unit for unit in units if not (same and unit.is_current())]
-        compile_each = [
-            [*command, "-MMD", "-c", "-x", "c++", str(unit.source), "-o", str(unit.object)] for unit in stale
-        ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(execute, compile_each))
-        if stale or not library.exists():
+        if compile_stale(units) or not library.exists():
             library.unlink(missing_ok=True)  # whoever has loaded the old one keeps it
             execute([*command, "-shared", *(str(unit.object) for unit in units), "-o", str(library)])
-        described.write_text(str(command))
     return library
 
 
