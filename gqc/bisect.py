@@ -23,7 +23,7 @@ from gqc.passes.nodes import origin
 from gqc.passes.primitive import Primitive, marked
 from gqc.passes.report import KEPT, Decision, Report
 from gqc.policy import Insert, Policy
-from gqc.text import printed
+from gqc.text import printed, show
 
 
 @dataclass(frozen=True, order=True)
@@ -142,7 +142,7 @@ def bisect(
             )
         nodes = () if gap == 0 else smallest(suspects, explains)
     result = Bisection(nodes, exact, quantized, trial(nodes), len(suspects), len(trial.losses))
-    Console().print(result)
+    show(result)
     return result
 
 

@@ -11,14 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from gqc.capture.islands import StructureIsland
 from gqc.compile import Fallback, state_of
 from gqc.passes import PIPELINE
 from gqc.passes.choose_bits import BitRule
+from gqc.passes.int8_copies import lifetimes
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import example
 from gqc.passes.report import FOUND, KEPT, MOVED, QUANTIZED, Decision, Lifetime, Report
 from gqc.passes.saved_values import SavedTensor
-from gqc.text import printed
+from gqc.text import bytes_text, printed, show
 from gqc.variant import CompiledStage, IslandStep, Variant
 
 _SUMMARIZED = (FOUND, QUANTIZED, KEPT, MOVED)
@@ -32,19 +34,18 @@ class StageExplanation:
     Attributes:
         reports: what each pass decided, in running order.
         saved: what the forward keeps for the backward; ``nbytes()`` of each is its memory at the first call.
+        lifetimes: the int8 copies of tensors: where each is made, and where it is read last.
+        arguments: names of the parameters, buffers and inputs, which the caller holds.
     """
 
     reports: tuple[Report, ...]
     saved: tuple[SavedTensor, ...]
+    lifetimes: tuple[Lifetime, ...]
+    arguments: frozenset[str] = frozenset()
 
     def decisions(self, action: str) -> list[Decision]:
         """Decisions of all passes with one :attr:`Decision.action`."""
         return [d for report in self.reports for d in report.decisions if d.action == action]
-
-    @property
-    def lifetimes(self) -> list[Lifetime]:
-        """The int8 copies of tensors: where each is made, and where it is read last."""
-        return [lifetime for report in self.reports for lifetime in report.lifetimes]
 
     @property
     def skipped(self) -> list[str]:
@@ -65,10 +66,17 @@ class StageExplanation:
 
 @dataclass(frozen=True)
 class IslandExplanation:
-    """A part of the model that runs eagerly between two stages."""
+    """A part of the model that runs eagerly between two stages.
+
+    Attributes:
+        name: its module or function.
+        reason: why it is not compiled.
+        remembered: whether it computes from integer arguments only (degrees, normalisation), once a graph.
+    """
 
     name: str
     reason: str
+    remembered: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,8 @@ class VariantExplanation:
 
     @property
     def islands(self) -> list[IslandExplanation]:
-        return [p for p in self.parts if isinstance(p, IslandExplanation)]
+        """Without those that are computed once a graph."""
+        return [p for p in self.parts if isinstance(p, IslandExplanation) and not p.remembered]
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ def explain(model: nn.Module) -> Explanation:
         variants=tuple(_explain_variant(v) for variants in state.variants.values() for v in variants),
         fallbacks=tuple(state.fallbacks.values()),
     )
-    Console().print(explanation)
+    show(explanation)
     return explanation
 
 
@@ -150,12 +159,15 @@ def _explain_variant(variant: Variant) -> VariantExplanation:
 
 def _explain_step(step: CompiledStage | IslandStep) -> StageExplanation | IslandExplanation:
     if isinstance(step, IslandStep):
-        return IslandExplanation(step.call.island.name, step.call.island.reason)
-    return StageExplanation(tuple(step.reports), tuple(step.saved))
+        island = step.call.island
+        return IslandExplanation(island.name, island.reason, isinstance(island, StructureIsland))
+    arguments = frozenset(node.name for node in step.joint.graph.find_nodes(op="placeholder"))
+    return StageExplanation(tuple(step.reports), tuple(step.saved), tuple(lifetimes(step.joint)), arguments)
 
 
 def _island(island: IslandExplanation) -> Iterator[str]:
-    yield f"  eager island {escape(island.name)}: {escape(island.reason)}"
+    kind = "" if island.remembered else "eager island "
+    yield f"  {kind}{escape(island.name)}: {escape(island.reason)}"
 
 
 def _stage(stage: StageExplanation) -> Iterator[str | Table]:
@@ -172,23 +184,22 @@ def _stage(stage: StageExplanation) -> Iterator[str | Table]:
     if stage.decisions(MOVED):
         yield f"  {len(stage.decisions(MOVED))} moved beside another reader of the same int8 copy"
     if stage.lifetimes:
-        yield f"  {len(stage.lifetimes)} int8 copies: {_size(sum(c.nbytes for c in stage.lifetimes))}"
+        yield f"  {len(stage.lifetimes)} int8 copies: {bytes_text(sum(c.nbytes for c in stage.lifetimes))}"
         yield _copies(stage.lifetimes)
     if stage.saved:
         measured = "measure_saved" not in stage.skipped
-        exact = f" instead of {_size(stage.saved_bytes_full_precision)}" if measured else ""
-        yield f"  saved for the backward: {_size(stage.saved_bytes)}{exact}"
+        exact = f" instead of {bytes_text(stage.saved_bytes_full_precision)}" if measured else ""
+        yield f"  saved for the backward: {bytes_text(stage.saved_bytes)}{exact}{_of_arguments(stage)}"
         yield _saved(stage.saved)
 
 
 def _primitives(found: Sequence[Decision], decided: Mapping[str, Decision]) -> Table:
-    table = _table("", "half", "module", "primitive", "because")
+    table = _table("", "half", "module", "node", "primitive", "because")
     for decision in found:
         last = decided.get(decision.node, _UNDECIDED)
-        what = (
-            f"{decision.primitive} {decision.reason}" if decision.reason != decision.primitive else decision.primitive
-        )
-        row = (last.action, decision.half, decision.module or "(model)", what, last.reason)
+        named = decision.reason.startswith(decision.primitive)
+        what = decision.reason if named else f"{decision.primitive} {decision.reason}"
+        row = (last.action, decision.half, decision.module or "(model)", decision.node, what, last.reason)
         table.add_row(*map(escape, row), style=None if last.action == QUANTIZED else "dim")
     return table
 
@@ -197,7 +208,7 @@ def _copies(lifetimes: Sequence[Lifetime]) -> Table:
     table = _table("bytes", "made in", "module", "int8 copy of", "readers", "last read by")
     for copy in lifetimes:
         until = f"{copy.last_use} ({copy.last_half})"
-        row = (_size(copy.nbytes), copy.half, copy.module or "(model)", copy.tensor, str(copy.readers), until)
+        row = (bytes_text(copy.nbytes), copy.half, copy.module or "(model)", copy.tensor, str(copy.readers), until)
         table.add_row(*map(escape, row))
     return table
 
@@ -211,8 +222,14 @@ def _saved(saved: Sequence[SavedTensor]) -> Table:
                 str(tensor.dtype).removeprefix("torch."),
                 ", ".join(str(example(size)) for size in tensor.shape),
             )
-            table.add_row(_size(tensor.nbytes()), dtype, escape(f"[{shape}]"), escape(tensor.name))
+            table.add_row(bytes_text(tensor.nbytes()), dtype, escape(f"[{shape}]"), escape(tensor.name))
     return table
+
+
+def _of_arguments(stage: StageExplanation) -> str:
+    """Explains a saved total that grows: the int8 copy of an argument counts, the argument itself does not."""
+    nbytes = sum(c.nbytes for c in stage.lifetimes if c.tensor in stage.arguments and c.last_half != c.half)
+    return f"; {bytes_text(nbytes)} are int8 copies of arguments, whose own memory the caller holds" if nbytes else ""
 
 
 def _table(*columns: str) -> Table:
@@ -221,10 +238,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=column is not columns[-1])
     return table
-
-
-def _size(nbytes: int) -> str:
-    for unit, step in (("MB", 2**20), ("kB", 2**10)):
-        if nbytes >= step:
-            return f"{nbytes / step:.1f} {unit}"
-    return f"{nbytes} B"

@@ -46,7 +46,7 @@ def test_decisions_of_every_primitive(capsys):
     assert printed == " ".join(str(explanation).split())
     assert "MLP, variant 1 of 1 (first call with inputs of this kind)" in printed
     assert "8 primitives found, 5 quantized, 3 kept in full precision" in printed
-    assert "kept forward last gemm nt output layer: no primitive follows" in printed
+    assert "kept forward last addmm_2 gemm nt output layer: no primitive follows" in printed
     assert "shared input_0: one int8 copy for" in printed
 
 
@@ -94,3 +94,31 @@ def test_before_the_first_call():
 def test_a_model_that_was_not_compiled():
     with pytest.raises(TypeError, match=r"MLP was not compiled; pass the result of gqc\.compile"):
         explain(MLP())
+
+
+class Normalized(nn.Module):
+    """A layer of message passing by torch alone, which needs the degrees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        degree = torch.zeros(x.shape[0], device=x.device).index_add(0, target, torch.ones(target.shape[0]))
+        h = torch.zeros(x.shape[0], 16).index_add(0, target, self.lin(x)[source])
+        return self.lin.weight.sum() * h / degree.clamp(min=1)[:, None]
+
+
+def test_structure_is_no_island():
+    explanation = explain(compiled(Normalized(), torch.randn(50, 32), torch.randint(50, (2, 200))))
+    (variant,) = explanation.variants
+    assert variant.islands == []
+    assert "structure: depends on integer arguments only, computed once a graph" in str(explanation)
+    assert "eager island" not in str(explanation)
+
+
+def test_copies_of_arguments_are_told_apart():
+    explanation = explain(compiled(MLP(), torch.randn(50, 32)))
+    assert f"{(50 * 32 + 64 * 64) / 1024:.1f} KiB are int8 copies of arguments" in " ".join(str(explanation).split())
+    assert {c.tensor for c in explanation.variants[0].stages[0].lifetimes} >= {"input_0"}
