@@ -1,37 +1,38 @@
 // Atomic updates of global memory, by pointer, and of shared memory, by &array[i]. Only one thread runs at a time.
 #pragma once
 
-#include <cstdint>
-
 #include "global.h"
 #include "shared.h"
 
 namespace emu {
-
-template <typename T, typename Update>
-T update(T* p, Update f) {
-    check_alignment<T>(p);
-    const T before = *p;
-    *p = f(before);
-    return before;
-}
-template <typename Array, typename Update>
-auto update(const SharedElement<Array>& element, Update f) {
-    return element.update(f);
-}
 
 template <typename Place>
 struct Updated;
 template <typename T>
 struct Updated<T*> {
     using Type = T;
+
+    static T* access(T* p) {
+        access_global(Access::update, p, sizeof(T), alignof(T));
+        return p;
+    }
 };
-template <typename Array>
-struct Updated<SharedElement<Array>> {
-    using Type = typename Array::Element;
+template <typename T>
+struct Updated<SharedElement<T>> {
+    using Type = T;
+
+    static T* access(const SharedElement<T>& element) { return static_cast<T*>(element.access(Access::update)); }
 };
 template <typename Place>
 using UpdatedType = typename Updated<Place>::Type;
+
+template <typename Place, typename Update>
+UpdatedType<Place> update(Place place, Update f) {
+    auto* p = Updated<Place>::access(place);
+    const auto before = read_unhooked<UpdatedType<Place>>(p);
+    write_unhooked(p, f(before));
+    return before;
+}
 
 }  // namespace emu
 

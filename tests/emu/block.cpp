@@ -5,66 +5,68 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
-#include <new>
+
+#include "frames.h"
+#include "shared.h"
 
 namespace emu {
 
-Block* block;
+Block block;
 Thread* thread;
 
 namespace {
 
-struct Fault {
-    std::string what;
-};
+// One stack a thread, with a page below it that faults when it overflows.
+constexpr size_t kStack = 256 << 10;
+constexpr size_t kGuard = 64 << 10;  // the largest page of any architecture
+constexpr size_t kStacks = kMostThreads * (kStack + kGuard);
 
-// One stack a thread, with a page below it that faults when it overflows, kept from launch to launch.
-class Stacks {
-  public:
-    static constexpr size_t kSize = 256 << 10;
+char* map_stacks() {
+    void* memory = mmap(nullptr, kStacks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) std::abort();
+    for (size_t guard = 0; guard < kStacks; guard += kStack + kGuard)
+        mprotect(static_cast<char*>(memory) + guard, kGuard, PROT_NONE);
+    return static_cast<char*>(memory);
+}
+char* const all_stacks = map_stacks();
 
-    char* operator[](int i) {
-        if (!memory_) map();
-        return memory_ + i * (kSize + kGuard) + kGuard;
-    }
-
-  private:
-    static constexpr size_t kGuard = 4096 * 16;  // a page of any architecture
-
-    void map() {
-        const size_t all = kMostThreads * (kSize + kGuard);
-        void* memory = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) throw std::bad_alloc();
-        memory_ = static_cast<char*>(memory);
-        for (int i = 0; i < kMostThreads; ++i) mprotect((*this)[i] - kGuard, kGuard, PROT_NONE);
-    }
-
-    char* memory_ = nullptr;
-};
-Stacks stacks;
-
-std::string of(uint3 i) {
-    return "(" + std::to_string(i.x) + ", " + std::to_string(i.y) + ", " + std::to_string(i.z) + ")";
+char* stack(int i) {
+    return all_stacks + i * (kStack + kGuard) + kGuard;
 }
 
 }  // namespace
 
-void fault(const std::string& what) {
-    throw Fault{what};
+std::pair<const char*, size_t> stacks() {
+    return {all_stacks, kStacks};
 }
 
-Block::Block(const Launch& launch)
-    : launch(launch),
-      count_(static_cast<int>(launch.block.x * launch.block.y * launch.block.z)),
-      threads_(count_),
-      warps_((count_ + kLanes - 1) / kLanes),
-      random_(launch.seed * 0x9E3779B97F4A7C15u | 1) {
-    block = this;
+std::string text(uint3 i) {
+    return "(" + std::to_string(i.x) + ", " + std::to_string(i.y) + ", " + std::to_string(i.z) + ")";
 }
 
-Block::~Block() {
-    block = nullptr;
-    thread = nullptr;
+std::string Request::where() const {
+    return std::string(name) + "() of " + at.text();
+}
+
+void Warp::synchronize(uint32_t mask) {
+    uint32_t all[kLanes] = {};
+    for (int lane = 0; lane < kLanes; ++lane)
+        if (mask >> lane & 1)
+            for (int other = 0; other < kLanes; ++other) all[other] = std::max(all[other], known[lane][other]);
+    for (int lane = 0; lane < kLanes; ++lane) {
+        if (!(mask >> lane & 1)) continue;
+        std::copy(std::begin(all), std::end(all), known[lane]);
+        ++known[lane][lane];
+    }
+}
+
+void Block::prepare(const Launch& launch) {
+    this->launch = launch;
+    count_ = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
+    random_ = launch.seed * 0x9E3779B97F4A7C15u | 1;
+    epoch_ = 0;
+    starts_.clear();
+    error_.clear();
 }
 
 uint32_t Block::random() {
@@ -74,24 +76,29 @@ uint32_t Block::random() {
     return static_cast<uint32_t>(random_ >> 32);
 }
 
-std::string Request::where() const {
-    return std::string(name) + "() of " + at.text();
+uint3 Block::index_at(uint32_t epoch) const {
+    const auto later = [](uint32_t e, const std::pair<uint32_t, uint3>& start) { return e < start.first; };
+    return std::prev(std::upper_bound(starts_.begin(), starts_.end(), epoch, later))->second;
 }
 
 std::string Block::run(uint3 index) {
     this->index = index;
+    starts_.emplace_back(++epoch_, index);
+    clear_shared_memory();
     start_threads();
     thread = next();
     Fiber::switch_to(thread->fiber, scheduler_);
-    if (error_.empty() && left_ < count_) error_ = "deadlock: " + who_waits() + "; block " + of(index);
+    if (error_.empty() && left_ < count_) error_ = "deadlock: " + who_waits() + "; block " + text(index);
     return error_;
 }
 
 void Block::start_threads() {
     at_barrier_ = left_ = 0;
-    for (SharedMemory& memory : shared_) std::fill(memory.bytes.begin(), memory.bytes.end(), 0xFF);
     std::fill(std::begin(ready_), std::end(ready_), 0);
-    for (size_t w = 0; w < warps_.size(); ++w) warps_[w] = {&threads_[w * kLanes], 0, 0};
+    for (int w = 0; w < count_ / kLanes; ++w) {
+        warps_[w] = {&threads_[w * kLanes], 0, 0, {}};
+        for (int lane = 0; lane < kLanes; ++lane) warps_[w].known[lane][lane] = 1;
+    }
     for (int i = 0; i < count_; ++i) {
         Thread& t = threads_[i];
         const unsigned x = launch.block.x, y = launch.block.y, n = static_cast<unsigned>(i);
@@ -100,19 +107,22 @@ void Block::start_threads() {
         t.lane = i % kLanes;
         t.warp = &warps_[i / kLanes];
         // Stacks that began at equal offsets of their pages would share few sets of the cache.
-        t.fiber.prepare(stacks[i], Stacks::kSize - (i * 5 % 64) * 64, &Block::run_thread);
+        t.fiber.prepare(stack(i), kStack - (i * 5 % 64) * 64, &Block::run_thread);
         set_ready(t);
     }
 }
 
 void Block::run_thread() {
-    try {
-        block->launch.call(block->launch.arguments);
-        block->leave();
-    } catch (const Fault& fault) {
-        block->error_ = fault.what + "; block " + of(block->index) + ", thread " + of(thread->index);
-    }
-    block->pass_on(block->error_.empty() ? block->next() : nullptr, true);
+    block.launch.call(block.launch.arguments);
+    block.leave();
+    block.pass_on(block.next(), true);
+    std::abort();
+}
+
+void Block::fault(const std::string& what) {
+    error_ = what + "; block " + text(index) + ", thread " + text(thread->index);
+    note_frames();
+    pass_on(nullptr, true);
     std::abort();
 }
 
@@ -138,7 +148,8 @@ void Block::barrier(Location at) {
         fault("threads meet at different __syncthreads(): " + barrier_.text() + " and " + at.text());
     if (++at_barrier_ < count_) return wait(State::at_barrier);
     at_barrier_ = 0;
-    for (Thread& t : threads_) set_ready(t);
+    ++epoch_;
+    for (int i = 0; i < count_; ++i) set_ready(threads_[i]);
 }
 
 void Block::collective() {
@@ -196,6 +207,7 @@ Thread* Block::next() {
     return nullptr;
 }
 
+// Without a thread that could go on, the launch ends here.
 void Block::pass_on(Thread* to, bool last) {
     Fiber& from = thread->fiber;
     thread = to;
@@ -203,13 +215,14 @@ void Block::pass_on(Thread* to, bool last) {
 }
 
 std::string Block::who_waits() const {
-    std::string text = std::to_string(at_barrier_) + " threads wait at __syncthreads()";
-    if (at_barrier_) text += " of " + barrier_.text();
-    for (const Thread& t : threads_)
-        if (t.state == State::at_collective)
-            return text + ", thread " + std::to_string(t.number) + " waits at " + t.request.where() + ", " +
-                   std::to_string(left_) + " have left";
-    return text + ", " + std::to_string(left_) + " have left";
+    std::string who = std::to_string(at_barrier_) + " threads wait at __syncthreads()";
+    if (at_barrier_) who += " of " + barrier_.text();
+    for (int i = 0; i < count_; ++i)
+        if (threads_[i].state == State::at_collective) {
+            who += ", thread " + std::to_string(i) + " waits at " + threads_[i].request.where();
+            break;
+        }
+    return who + ", " + std::to_string(left_) + " have left";
 }
 
 }  // namespace emu

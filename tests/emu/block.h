@@ -1,9 +1,10 @@
 // A block of CUDA threads: who is ready to run, who waits at __syncthreads() and who waits for lanes of his warp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fiber.h"
@@ -14,7 +15,6 @@ namespace emu {
 
 constexpr int kLanes = 32;
 constexpr int kMostThreads = 1024;
-constexpr size_t kMostShared = 48 << 10;  // of a kernel that asks for no more
 
 // Which of the threads that are ready runs next, and in which order blocks run.
 enum class Order { ascending, descending, random };
@@ -50,10 +50,14 @@ struct Warp {
     Thread* lanes;
     uint32_t waiting;
     uint32_t left;
+    uint32_t known[kLanes]
+                  [kLanes];  // [i][j]: the clock of lane j up to which lane i is ordered after it; [i][i]: i's own
+
+    // Orders what the lanes of the mask have done before what they do next.
+    void synchronize(uint32_t mask);
 };
 
 struct Launch {
-    const char* kernel;
     void (*call)(void** arguments);
     void** arguments;
     dim3 grid;
@@ -62,16 +66,10 @@ struct Launch {
     uint64_t seed;
 };
 
-// What the threads of a block see under one GQC_SHARED.
-struct SharedMemory {
-    const void* declaration;
-    std::vector<unsigned char> bytes;
-};
-
 class Block {
   public:
-    explicit Block(const Launch& launch);
-    ~Block();
+    // Makes the block one of this launch, of which none has run.
+    void prepare(const Launch& launch);
 
     // Runs the kernel on block `index` of the grid. Returns what is wrong with the kernel, nothing if it is all right.
     std::string run(uint3 index);
@@ -82,12 +80,17 @@ class Block {
     // Makes the running thread's request and returns when the lanes that its mask names have made theirs.
     void collective();
 
-    // The block's memory of a declaration. Each block finds it filled with 0xFF.
-    SharedMemory& shared_memory(const void* declaration, size_t bytes);
+    // Ends the running thread and with it the launch.
+    [[noreturn]] void fault(const std::string& what);
 
     uint32_t random();
 
-    const Launch& launch;
+    // Rises with each block of a launch and with each of its barriers.
+    uint32_t epoch() const { return epoch_; }
+    uint32_t first_epoch() const { return starts_.back().first; }
+    uint3 index_at(uint32_t epoch) const;
+
+    Launch launch{};
     uint3 index{};
 
   private:
@@ -101,33 +104,39 @@ class Block {
     void pass_on(Thread* to, bool last);
     std::string who_waits() const;
 
-    int count_;
-    std::vector<Thread> threads_;
-    std::vector<Warp> warps_;
+    int count_ = 0;
+    Thread threads_[kMostThreads];
+    Warp warps_[kMostThreads / kLanes];
     uint64_t ready_[kMostThreads / 64] = {};
     int at_barrier_ = 0;
     int left_ = 0;
     Location barrier_;
-    std::deque<SharedMemory> shared_;
-    size_t shared_bytes_ = 0;
+    uint32_t epoch_ = 0;
+    std::vector<std::pair<uint32_t, uint3>> starts_;  // first epochs of the blocks that have run
     Fiber scheduler_;
     std::string error_;
-    uint64_t random_;
+    uint64_t random_ = 1;
 };
 
-extern Block* block;    // the running one
+extern Block block;     // the running one
 extern Thread* thread;  // the running one
 
-// Ends the running thread and with it the launch.
-[[noreturn]] void fault(const std::string& what);
+[[noreturn]] inline void fault(const std::string& what) {
+    block.fault(what);
+}
+
+// The memory of all threads' stacks.
+std::pair<const char*, size_t> stacks();
+
+std::string text(uint3 i);
 
 }  // namespace emu
 
 #define threadIdx (::emu::thread->index)
-#define blockIdx (::emu::block->index)
-#define blockDim (::emu::block->launch.block)
-#define gridDim (::emu::block->launch.grid)
+#define blockIdx (::emu::block.index)
+#define blockDim (::emu::block.launch.block)
+#define gridDim (::emu::block.launch.grid)
 
 inline void __syncthreads(emu::Location at = {}) {
-    emu::block->barrier(at);
+    emu::block.barrier(at);
 }

@@ -11,14 +11,12 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-#include "vector_types.h"
-//
-#include "block.h"
-//
 #include "atomics.h"
+#include "block.h"
 #include "global.h"
 #include "intrinsics.h"
 #include "mma.h"
 #include "registry.h"
 #include "shared.h"
+#include "vector_types.h"
 #include "warp.h"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-from collections.abc import Sequence
+import subprocess
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from torch import Tensor
 from csrc.build import compiler
 from csrc.objects import Unit, compile_stale, execute
 from gqc.errors import KernelError
+from gqc.runtime import kernels
 from gqc.runtime.cuda.target import Kernel
 
 HERE = Path("tests/emu")
@@ -25,10 +29,18 @@ FLAGS = [
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),  # of pragmas, kernels need CUDA's "unroll"
     *("-ffp-contract=off", "-fno-strict-aliasing"),  # kernels read float4 from float*
 ]
+HOOKS = ["-fsanitize=thread", "-fno-tree-vectorize"]  # of kernels, see hooks.cpp: each access as it is written
+_FRAMES = 32
+
+
+class Memory(ctypes.Structure):
+    """Where a tensor lies, as launch.cpp takes it."""
+
+    _fields_ = (("begin", ctypes.c_uint64), ("end", ctypes.c_uint64), ("element", ctypes.c_uint64))
 
 
 class Emulator:
-    """A :class:`gqc.runtime.cuda.target.Target`.
+    """A :class:`gqc.runtime.cuda.target.Target`; :func:`emulated` makes gqc's ops run on it.
 
     Args:
         library: what :func:`build` returned.
@@ -39,19 +51,26 @@ class Emulator:
     multiprocessors = 4
 
     def __init__(self, library: Path, order: str = "ascending", seed: int = 0) -> None:
-        self._launch = _load(library).emu_launch
+        self._library = library
         self._order = ORDERS.index(order)
         self._seed = ctypes.c_uint64(seed)
         self._constants: dict[tuple[int, ...], Tensor] = {}
+        self._addresses = Addresses()
 
     def start(self, kernel: Kernel, grid: tuple[int, int, int], block: int, arguments: Sequence[Any]) -> None:
-        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        blocks = (ctypes.c_uint * 3)(*grid)
-        error = self._launch(
-            kernel.name.encode(), kernel.arguments.encode(), blocks, block, addresses, self._order, self._seed
+        values = (ctypes.c_uint64 * len(arguments))()
+        memory = (Memory * len(arguments))()
+        for i, argument in enumerate(arguments):
+            ctypes.memmove(ctypes.addressof(values) + 8 * i, ctypes.addressof(argument), ctypes.sizeof(argument))
+            if isinstance(argument, ctypes.c_void_p) and argument.value:
+                memory[i] = self._addresses.find(kernel, i, argument.value)
+        native = _load(self._library)
+        error = native.emu_launch(
+            *(kernel.name.encode(), kernel.arguments.encode(), (ctypes.c_uint * 3)(*grid), block),
+            *(values, memory, self._order, self._seed),
         )
         if error:
-            raise KernelError(f"emulated CUDA kernel {kernel.name}: {error.decode()}")
+            raise KernelError(f"emulated CUDA kernel {kernel.name}: {error.decode()}{_line(self._library)}")
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         memory = torch.empty(tuple(shape), dtype=dtype)
@@ -61,14 +80,62 @@ class Emulator:
     def upload(self, values: tuple[int, ...]) -> Tensor:
         return self._constants.setdefault(values, torch.tensor(values, dtype=torch.int64))
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Launch kernels on CPU tensors inside the context (not thread-safe)."""
+        with kernels.emulated(self), self._addresses.watched():
+            yield
 
-def build(sources: Sequence[Path], folder: Path, flags: Sequence[str] = ()) -> Path:
+
+class Addresses:
+    """The tensors whose addresses were asked for of late: only memory of theirs can be an argument of a kernel."""
+
+    _most = 1024
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()  # begin: end, bytes of an element
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note each address that is asked for inside the context."""
+        original: Callable[[Tensor], int] = Tensor.data_ptr
+
+        def data_ptr(tensor: Tensor) -> int:
+            address = original(tensor)
+            self._known.pop(address, None)
+            self._known[address] = (address + _extent(tensor), tensor.element_size())
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+            return address
+
+        Tensor.data_ptr = data_ptr
+        try:
+            yield
+        finally:
+            Tensor.data_ptr = original
+
+    def find(self, kernel: Kernel, argument: int, address: int) -> Memory:
+        if address in self._known:
+            return Memory(address, *self._known[address])
+        for begin, (end, element) in reversed(self._known.items()):
+            if begin <= address < end:
+                return Memory(begin, end, element)
+        raise KernelError(
+            f"emulated CUDA kernel {kernel.name}: argument {argument}, {address:#x}, is not in a tensor whose "
+            "data_ptr() was asked for inside Emulator.running()"
+        )
+
+
+def build(
+    sources: Sequence[Path], folder: Path, flags: Sequence[str] = (), hooks: Sequence[str] = tuple(HOOKS)
+) -> Path:
     """Compile what has changed; processes that want the same library wait for the one that builds it.
 
     Args:
         sources: kernels, ``.cu``.
         folder: of the library and its objects.
         flags: beyond :data:`FLAGS`.
+        hooks: flags of the kernels alone.
 
     Raises:
         setuptools.errors.CompileError: with the compiler's output.
@@ -76,19 +143,24 @@ def build(sources: Sequence[Path], folder: Path, flags: Sequence[str] = ()) -> P
     folder.mkdir(parents=True, exist_ok=True)
     library, command = folder / "libemulated.so", (*compiler(), *FLAGS, *flags)
     compile_one = (*command, "-MMD", "-c", "-x", "c++")
-    everything = [*sorted(HERE.glob("*.cpp")), *sources]
-    units = [Unit(source, folder / f"{source.stem}.o", compile_one) for source in everything]
+    units = [
+        *(Unit(source, folder / f"{source.stem}.o", compile_one) for source in sorted(HERE.glob("*.cpp"))),
+        *(Unit(source, folder / f"kernels_{source.stem}.o", (*compile_one, *hooks)) for source in sources),
+    ]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if compile_stale(units) or not library.exists():
-            library.unlink(missing_ok=True)  # whoever has loaded the old one keeps it
-            execute([*command, "-shared", *(str(unit.object) for unit in units), "-o", str(library)])
+        compile_stale(units)
+        objects = [unit.object for unit in units]
+        if not library.exists() or library.stat().st_mtime < max(file.stat().st_mtime for file in objects):
+            new = library.with_suffix(".new")  # whoever has loaded the old one keeps it
+            execute([*command, "-shared", *map(str, objects), "-o", str(new)])
+            new.replace(library)
     return library
 
 
 @cache
-def kernels() -> Path:
-    """The library of all kernels of csrc/cuda."""
+def library() -> Path:
+    """That of all kernels of csrc/cuda."""
     return build(sorted(KERNELS.glob("*.cu")), Path("build/emu"))
 
 
@@ -97,3 +169,22 @@ def _load(library: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library.resolve()))
     loaded.emu_launch.restype = ctypes.c_char_p
     return loaded
+
+
+def _line(library: Path) -> str:
+    """Where in a kernel's source the latest fault happened: `` (file:line)``, or nothing if that is not known."""
+    places = (ctypes.c_uint64 * _FRAMES)()
+    _load(library).emu_frames(places, _FRAMES)
+    inside = [f"{place - 1:#x}" for place in places if 0 < place < 1 << 32]  # a frame is the address after its call
+    command = ["addr2line", "-i", "-e", str(library), *inside]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n") if inside else []
+    lines = [line.split(" ")[0] for line in found if ".cu" in line]
+    return f" ({Path(lines[0]).name})" if lines else ""
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to its last one."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -1,90 +1,93 @@
-// Shared memory: arrays of a block, of which every access is checked.
+// Shared memory: arrays of a block, every access to which is checked.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <cstring>
+#include <vector>
 
 #include "block.h"
+#include "history.h"
 
 namespace emu {
 
-// One element, as `array[i]` gives it.
-template <typename Array>
-class SharedElement {
-    using T = typename Array::Element;
-
+// What the threads of a block see under one GQC_SHARED.
+class SharedMemory {
   public:
-    SharedElement(const Array& array, int64_t i) : array_(array), i_(i) {}
+    // `key` stands for the declaration.
+    SharedMemory(const void* key, const char* name, size_t element, int64_t count);
+
+    const void* key() const { return key_; }
+
+    // Address of `bytes` bytes from element i on, for an access that is all right.
+    void* access(Access access, int64_t i, size_t bytes, size_t alignment);
+
+    // As a new block finds it.
+    void clear();
+
+    // Makes the bytes unreadable until the copy that writes them has been waited for.
+    void begin_copy(int64_t i, size_t bytes);
+    void end_copy(int64_t i, const void* values, size_t bytes);
+
+  private:
+    std::string place(int64_t i, size_t bytes) const;
+
+    const void* key_;
+    const char* name_;
+    int64_t element_;
+    int64_t count_;
+    unsigned char* bytes_;
+    std::vector<History> history_;    // of each element
+    std::vector<bool> being_copied_;  // each element
+};
+
+// The running block's memory of a declaration.
+SharedMemory& shared_memory(const void* key, const char* name, size_t element, int64_t count);
+
+// One element, as `array[i]` gives it.
+template <typename T>
+class SharedElement {
+  public:
+    SharedElement(SharedMemory& memory, int64_t i) : memory_(memory), i_(i) {}
     SharedElement(const SharedElement&) = default;
 
-    operator T() const { return array_.template load<T>(i_); }
-    T operator=(T value) const {
-        array_.template store<T>(i_, value);
-        return value;
-    }
+    operator T() const { return *static_cast<const T*>(access(Access::read)); }
+    T operator=(T value) const { return *static_cast<T*>(access(Access::write)) = value; }
     T operator=(const SharedElement& other) const { return *this = static_cast<T>(other); }
     T operator+=(T value) const { return *this = static_cast<T>(static_cast<T>(*this) + value); }
     T operator-=(T value) const { return *this = static_cast<T>(static_cast<T>(*this) - value); }
     T operator|=(T value) const { return *this = static_cast<T>(static_cast<T>(*this) | value); }
 
-    // For atomics.
-    SharedElement operator&() const { return *this; }
-    template <typename Update>
-    T update(Update f) const {
-        return array_.update(i_, f);
-    }
+    SharedElement operator&() const { return *this; }  // for atomics
+    void* access(Access kind) const { return memory_.access(kind, i_, sizeof(T), alignof(T)); }
 
   private:
-    const Array& array_;
+    SharedMemory& memory_;
     int64_t i_;
 };
 
 template <typename T>
 class SharedArray {
   public:
-    using Element = T;
-
     SharedArray(const void* key, const char* name, int64_t count)
-        : memory_(block->shared_memory(key, static_cast<size_t>(count) * sizeof(T))), name_(name), count_(count) {}
+        : memory_(shared_memory(key, name, sizeof(T), count)) {}
     SharedArray(const SharedArray&) = delete;
 
-    SharedElement<SharedArray> operator[](int64_t i) const { return {*this, i}; }
-
-    template <typename V>
-    V load(int64_t i) const {
-        check<V>(i);
-        V value;
-        std::memcpy(&value, &memory_.bytes[0] + i * sizeof(T), sizeof value);
-        return value;
-    }
-    template <typename V>
-    void store(int64_t i, V value) const {
-        check<V>(i);
-        std::memcpy(&memory_.bytes[0] + i * sizeof(T), &value, sizeof value);
-    }
-    template <typename Update>
-    T update(int64_t i, Update f) const {
-        const T before = load<T>(i);
-        store<T>(i, f(before));
-        return before;
-    }
+    SharedElement<T> operator[](int64_t i) const { return {memory_, i}; }
+    SharedMemory& memory() const { return memory_; }
 
   private:
-    template <typename V>
-    void check(int64_t i) const {
-        const int64_t end = i * static_cast<int64_t>(sizeof(T)) + static_cast<int64_t>(sizeof(V));
-        if (i < 0 || end > count_ * static_cast<int64_t>(sizeof(T)))
-            fault("shared memory out of range: " + std::to_string(sizeof(V)) + " bytes at " + place(i) + " of " +
-                  std::to_string(count_));
-        if (i * sizeof(T) % alignof(V))
-            fault("misaligned access to shared memory: " + std::to_string(sizeof(V)) + " bytes at " + place(i));
-    }
-    std::string place(int64_t i) const { return std::string(name_) + "[" + std::to_string(i) + "]"; }
-
     SharedMemory& memory_;
-    const char* name_;
-    int64_t count_;
 };
+
+// Copies of the running thread from global memory, 16 bytes each, that may happen at any time until it waits for them.
+void copy_async(SharedMemory& to, int64_t i, const void* from, bool inside);
+void end_copies();
+void wait_for_copies(int latest);
+
+// Before a block runs.
+void clear_shared_memory();
+// Before a kernel is launched, whose declarations are others.
+void free_shared_memory();
 
 }  // namespace emu
 
@@ -95,9 +98,9 @@ class SharedArray {
 
 template <typename V, typename Array>
 V shared_load(const Array& array, int64_t i) {
-    return array.template load<V>(i);
+    return *static_cast<const V*>(array.memory().access(emu::Access::read, i, sizeof(V), alignof(V)));
 }
 template <typename V, typename Array>
 void shared_store(const Array& array, int64_t i, V value) {
-    array.template store<V>(i, value);
+    *static_cast<V*>(array.memory().access(emu::Access::write, i, sizeof(V), alignof(V))) = value;
 }

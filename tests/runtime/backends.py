@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gqc.runtime import kernels, native
+from gqc.runtime import native
 from tests.emu import emulator
 
 CUDA = "cuda-emulated"
@@ -30,8 +30,8 @@ def backends(test: str) -> tuple[str, ...]:
 def on_backend(name: str) -> Iterator[None]:
     """Run kernels of one back end inside the context.
 
-    The emulator runs threads and blocks in a random order, another one in each test, and finds every new tensor filled
-    with NaN or the largest integer, so that what a kernel forgets to write is seen.
+    The emulator runs threads and blocks in a random order, another one with each --seed, and finds every new tensor
+    filled with NaN or the largest integer, so that what a kernel forgets to write is seen.
     """
     if name != CUDA:
         with native.use_isa(name):
@@ -40,7 +40,7 @@ def on_backend(name: str) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with kernels.emulated(emulator.Emulator(emulator.kernels(), "random", torch.initial_seed())):
+        with emulator.Emulator(emulator.library(), "random", torch.initial_seed()).running():
             yield
     finally:
         torch.use_deterministic_algorithms(before)
