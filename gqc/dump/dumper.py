@@ -10,7 +10,7 @@ from pathlib import Path
 from gqc.capture.islands import Island, StructureIsland
 from gqc.dump.folder import ENTRY, prepare, remove_earlier
 from gqc.dump.measure import MeasuredCall, Measures
-from gqc.dump.overview import overview
+from gqc.dump.overview import models_page, overview
 from gqc.dump.stage import StageDump
 from gqc.errors import DumpWarning
 from gqc.passes.pipeline import Watch
@@ -33,6 +33,7 @@ class Dumper:
     Attributes:
         variants: those that were written.
         eager: kinds of calls that run eagerly, each with its reason.
+        root: the folder of ``GQC_DUMP``, if that has asked for the dump.
         gradients: where the gradients come from that the backward starts with, to tell.
 
     Raises:
@@ -44,6 +45,7 @@ class Dumper:
         self.model = model
         self.variants: list[VariantDump] = []
         self.eager: list[str] = []
+        self.root: Path | None = None
         self._begun = False
         self.gradients = ", with the gradients of its loss"
 
@@ -51,19 +53,21 @@ class Dumper:
     def of(cls, dump: str | os.PathLike[str] | None, model: str) -> Dumper | None:
         """The dumper that an argument ``dump`` or else the variable ``GQC_DUMP`` asks for.
 
-        Below ``GQC_DUMP`` each model has a folder with the name of its class.
+        Below ``GQC_DUMP`` each model has a folder with the name of its class, and a page there leads to all of them.
         """
         if dump is not None:
             return cls(Path(dump), model)
-        root = os.environ.get(VARIABLE)
-        if not root:
+        if not os.environ.get(VARIABLE):
             return None
-        folder, number = Path(root).resolve() / model, 1
+        root = prepare(Path(os.environ[VARIABLE]).resolve())
+        folder, number = root / model, 1
         while folder in _claimed:
             number += 1
-            folder = Path(root).resolve() / f"{model}_{number}"
+            folder = root / f"{model}_{number}"
         _claimed.add(folder)
-        return cls(folder, model)
+        dumper = cls(folder, model)
+        dumper.root = root
+        return dumper
 
     def variant(self, training: bool) -> VariantDump:
         """Start the dump of a variant, compiled while the model is in training mode or not."""
@@ -102,12 +106,14 @@ class Dumper:
         return self.folder / ENTRY
 
     def write_entry(self) -> None:
-        """Write the entry page for the variants so far.
+        """Write the entry page for the variants so far, and the page of all models.
 
         Raises:
             OSError: it cannot be written.
         """
         self.entry.write_text(overview(self.model, self.variants, self.eager), encoding="utf-8")
+        if self.root is not None:
+            (self.root / ENTRY).write_text(models_page(self.root), encoding="utf-8")
 
 
 class VariantDump:

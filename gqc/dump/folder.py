@@ -32,9 +32,14 @@ def prepare(folder: Path) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DumpError(f"dump={str(folder)!r}: no permission to write there; name another folder")
     entry = folder / ENTRY
-    if entry.exists() and GENERATOR not in entry.read_text(encoding="utf-8", errors="replace"):
+    if entry.exists() and not is_ours(entry):
         raise DumpError(f"dump={str(folder)!r}: it holds an {ENTRY} that is not a dump's; name another folder")
     return folder
+
+
+def is_ours(page: Path) -> bool:
+    """Whether a page is one of a dump."""
+    return GENERATOR in page.read_text(encoding="utf-8", errors="replace")
 
 
 def remove_earlier(folder: Path) -> None:

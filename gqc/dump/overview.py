@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from gqc.capture.islands import Island
-from gqc.dump.folder import ENTRY
+from gqc.dump.folder import ENTRY, is_ours
 from gqc.dump.measure import NodeMeasure
 from gqc.dump.page import fill, read
 from gqc.dump.precision import INT8, KEPT
@@ -31,7 +33,22 @@ def overview(model: str, variants: Sequence[VariantDump], eager: Sequence[str]) 
         eager: kinds of calls that run without a variant, each with its reason.
     """
     body = "\n".join([*map(_variant, variants), *_eager(eager)])
-    return fill("overview.html", TITLE=escape(model), STYLE=read("base.css") + read("overview.css"), BODY=body)
+    lead = (
+        "What the passes did with it. Each variant serves one kind of call; its graph is cut into stages around what "
+    )
+    return _page(model, f"{lead}runs eagerly.", body)
+
+
+def models_page(root: Path) -> str:
+    """A page that leads to the dumps of all models below a folder."""
+    names = [page.parent.name for page in sorted(root.glob(f"*/{ENTRY}")) if is_ours(page)]
+    links = "\n".join(f'<li><h3><a href="{quote(name)}/{ENTRY}">{escape(name)} →</a></h3></li>' for name in names)
+    return _page("Models", "What the passes did with each.", f'<section id="models">\n<ol>\n{links}\n</ol>\n</section>')
+
+
+def _page(title: str, lead: str, body: str) -> str:
+    style = read("base.css") + read("overview.css")
+    return fill("overview.html", TITLE=escape(title), STYLE=style, LEAD=escape(lead), BODY=body)
 
 
 def _variant(variant: VariantDump) -> str:

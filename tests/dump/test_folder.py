@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -147,8 +148,10 @@ def test_variable_gives_each_model_a_folder(tmp_path, monkeypatch):
     models = [gqc.compile(MLP(), min_size=0) for _ in range(2)]
     for model in models:
         train(model)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["MLP", "MLP_2"]
-    assert all((p / "variant1_train/stage1/index.html").is_file() for p in tmp_path.iterdir())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["MLP", "MLP_2", "index.html"]
+    assert all((tmp_path / name / "variant1_train/stage1/index.html").is_file() for name in ("MLP", "MLP_2"))
+    links = re.findall(r'href="([^"]+/index.html)"', (tmp_path / "index.html").read_text())
+    assert links == ["MLP/index.html", "MLP_2/index.html"]
     named = gqc.compile(MLP(), min_size=0, dump=tmp_path / "named")
     train(named)
     assert (tmp_path / "named/variant1_train").is_dir()
@@ -209,3 +212,14 @@ def test_the_entry_page_tells_what_runs_eagerly(tmp_path):
     assert "Calls that run eagerly" in entry.read_text()
     assert "seed" in entry.read_text().split('id="eager"')[1]
     assert 'href="variant1_train/stage1/index.html"' in entry.read_text()
+
+
+def test_inputs_have_the_names_of_the_arguments(tmp_path):
+    class Mixed(MLP):
+        def forward(self, x: Tensor, features: dict[str, Tensor], *rest: Tensor, input: Tensor) -> Tensor:
+            return super().forward(x + features["user"] + rest[0]) + input
+
+    one = [torch.randn(10, 8) for _ in range(3)]
+    gqc.compile(Mixed(), min_size=0, dump=tmp_path)(one[0], {"user": one[1]}, one[2], input=torch.randn(10, 2))
+    text = (tmp_path / "variant1_train/stage1/00_joint.py").read_text()
+    assert re.findall(r"input_\d,  # .*\| input (\w+)", text) == ["x", "features_user", "rest_0", "input_1"]

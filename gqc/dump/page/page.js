@@ -243,18 +243,27 @@ function mark() {
 
 // ---- details
 
+const KINDS = {
+  gemm: "GEMM: product of two matrices; n or t says whether the first and the second are transposed.",
+  spmm: "SPMM: combines what comes over the in-edges of each node.",
+  sddmm: "SDDMM: one result an edge, from its two ends.",
+  edge_softmax: "Softmax over the in-edges of each node.",
+  typed_mm: "Product with one of several matrices, by the type of the row.",
+};
+
 function details(name, n) {
   const box = $("details"), r = name && find(name);
   if (!r) { box.replaceChildren(...about()); return; }
   const pass = current(), list = recordsOf(pass), saved = pass.saved.find(s => s.name === name);
   const readers = list.filter(x => x.inputs.includes(name));
   const rows = [["type", r.type || "–"], ["at call", r.shape], ["memory", r.nbytes ? bytes(r.nbytes) : ""], ["module", r.module ? r.module + (r.layer ? ` (${r.layer})` : "") : r.layer],
-    ["line", r.line], ["half", r.half], ...scaleRows(copyBehind(r)), ["lives", lifetime(name)], ...errorRows(name),
+    ["line", r.line], ["half", r.half], ...scaleRows(copyBehind(r)), ["lives", lifetime(name)], ...errorRows(MEASURED.has(name) ? name : (copyBehind(r) || r).name),
     ["saved", saved ? (saved.held ? "held by the caller, costs nothing" : bytes(saved.nbytes)) : ""]];
   const dl = el("dl");
   for (const [k, v] of rows) if (v) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v, className: k === "type" || k === "line" ? "mono" : "" }));
   const tags = [r.kind && r.primitive, { quantize: "makes integers", int8: "int8", kept: "kept in full precision" }[r.precision] || r.precision, r.meaning].filter(Boolean);
   box.replaceChildren(el("h2", { textContent: n && n.lane === "s" ? "Saved value" : r.code ? "Node" : "Input of the graph" }), el("h3", { className: "mono", textContent: name }), ...tags.map(t => el("span", { className: "tag", textContent: t })));
+  if (KINDS[r.kind]) box.append(el("p", { className: "kind", textContent: KINDS[r.kind] }));
   const reasons = decisionsOf(name);
   for (const d of [...reasons].reverse()) box.append(reason(d));
   box.append(dl);
