@@ -13,14 +13,18 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from gqc.errors import InputError, PassError
 from gqc.joint import BUFFER, INPUT, PARAMETER, SEED, TANGENT, JointGraph, Placeholder
+from gqc.passes.computation_graph import ComputationGraph, updated_by
 from gqc.passes.nodes import is_updated, mutates
 from gqc.passes.pipeline import PIPELINE, Step, run_step
 from gqc.passes.report import Report
 from gqc.passes.saved_values import tangent_dependent
+from gqc.passes.schedule import schedule
+from gqc.passes.share_quantized import share_quantized
 from gqc.policy import Pass, Policy, did_you_mean
 
 _DONE = "gqc_passes"
 _ARITHMETIC = ("_operator", "math")
+_MINDS_UPDATES = (share_quantized, schedule)
 _TANGENT = re.compile(r"tangents?_\d+")
 
 
@@ -55,7 +59,8 @@ def apply(
     decides each backward primitive by itself.
 
     Raises:
-        InputError: the graph is no flat graph of aten and gqc ops, or what is missing must be given.
+        InputError: the graph is no flat graph of aten and gqc ops, what is missing must be given, or the graph reads a
+            tensor after it was updated in place, which only ``share_quantized`` and ``schedule`` mind.
         PassError: a required pass has not run, or the pass failed.
     """
     step = next((s for s in PIPELINE if s.run is run), Step(getattr(run, "__name__", repr(run)), run))
@@ -64,6 +69,8 @@ def apply(
         if name not in done:
             raise PassError(f"pass {step.name} requires {name}: apply that to the graph first")
     joint = wrap(graph, inputs, parameters, num_forward_outputs)
+    if step in PIPELINE and step.run not in _MINDS_UPDATES:
+        _check_updates(joint, step.name)
     report = run_step(step, joint, policy or Policy(), {*done, step.name})
     graph.meta[_DONE] = (*done, step.name)
     graph.recompile()
@@ -123,6 +130,21 @@ def _is_known(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return True
     return getattr(target, "__module__", "") in _ARITHMETIC or getattr(target, "__name__", "").startswith("sym_")
+
+
+def _check_updates(joint: JointGraph, step: str) -> None:
+    """Refuse to move or merge reads of a tensor over an update of it."""
+    updates = [n for n in joint.graph.nodes if mutates(n)]
+    graph = ComputationGraph.of(joint) if updates else None
+    for update in updates:
+        held = {alias for written in updated_by(update) for alias in graph.aliases(written)}  # type: ignore[union-attr]
+        for node in joint.graph.nodes:
+            read = next((n for n in node.all_input_nodes if n in held), None)
+            if read is not None and update < node and node.op != "output" and not mutates(node):
+                raise InputError(
+                    f"node {node.name} reads {read.name} after {update.name} has updated it in place, and pass {step} "
+                    "takes a graph whose updates stand at its end: record torch.func.functionalize(f) with make_fx"
+                )
 
 
 def _kind(node: fx.Node, parameters: Sequence[str]) -> str:

@@ -121,17 +121,43 @@ class ComputationGraph:
         views = networkx.Graph()
         views.add_node(tensor.name)
         views.add_edges_from((node.name, viewed.name) for node, viewed in self._views())
-        return {self.nodes[name] for name in networkx.node_connected_component(views, tensor.name)}
+        together = networkx.node_connected_component(views, tensor.name)
+        return {self.nodes[name] for name in together if name in self.nodes}
 
     def _views(self) -> Iterator[tuple[fx.Node, fx.Node]]:
+        """Pairs of a result and what it may share memory with, after the schema of its op."""
         for name, node in self.nodes.items():
-            derived = derivation(node) if self.graph.nodes[name]["type"] == "tensor" else None
-            if derived is not None and node.target not in _COPIES:
+            if self.graph.nodes[name]["type"] == "operator":
+                yield from ((node, viewed) for viewed in viewed_by(node))
+            elif node.target is operator.getitem:
+                yield node, node.args[0]  # type: ignore[misc]
+            elif (derived := derivation(node)) is not None and node.target not in _COPIES:
                 yield node, derived[1]
 
     def write_graphml(self, path: str | Path) -> None:
         """Write the graph for Gephi, yEd, Cytoscape or ``networkx.read_graphml``."""
         networkx.write_graphml(self.graph, str(path))
+
+
+def viewed_by(node: fx.Node) -> list[fx.Node]:
+    """The operands of an op that share memory with its results or are updated by it."""
+    return [n for schema, n in _operands(node) if schema.alias_info is not None]
+
+
+def updated_by(node: fx.Node) -> list[fx.Node]:
+    """The operands that an op updates in place."""
+    return [n for schema, n in _operands(node) if schema.alias_info is not None and schema.alias_info.is_write]
+
+
+def _operands(node: fx.Node) -> Iterator[tuple[Any, fx.Node]]:
+    """The tensors that an op reads or updates, alone or in lists, each with the argument of its schema."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    for position, schema in enumerate(node.target._schema.arguments):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(schema.name)
+        for operand in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(operand, fx.Node):
+                yield schema, operand
 
 
 def derivation(node: fx.Node) -> tuple[str, fx.Node] | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from torch import fx
 
 from gqc.joint import PARAMETER, JointGraph
-from gqc.passes.computation_graph import CAST, PART, UPDATED, ComputationGraph, carried, derivation
+from gqc.passes.computation_graph import CAST, PART, UPDATED, ComputationGraph, carried, derivation, updated_by
 from gqc.passes.int8_copies import bits_of, copies_and_readers, lifetimes, quantize_nodes
 from gqc.passes.nodes import call, drop_unused, half, mutates, origin, pick, replay, source
 from gqc.passes.primitive import mark, ops
@@ -116,12 +116,19 @@ class _Sharing:
         return self._updated_between(root, first, second) or self._leaves(root, first, second)
 
     def _updated_between(self, root: fx.Node, first: fx.Node, second: fx.Node) -> str | None:
-        between = [update for update in self._updates if first < update < second]
-        aliases = self.graph.aliases(root) if between else set()
-        for update in between:
-            for written in filter(aliases.__contains__, _written(update)):
-                through = "" if written is root else f" through {written.name}"
-                return f"{root.name} is updated in place by {update.name}{through}"
+        """An update, between the two uses, of what holds the values: the root, a copy of it, or a view of these.
+
+        A copy holds what the root was when it was copied, so the time from there on counts.
+        """
+        copies = [n for node in (first, second) for n in _path(node.args[0], root)]  # type: ignore[arg-type]
+        start = min([first, *copies])
+        between = [update for update in self._updates if start < update < second]
+        for held in dict.fromkeys([root, *copies]) if between else ():
+            aliases = self.graph.aliases(held)
+            for update in between:
+                for written in filter(aliases.__contains__, updated_by(update)):
+                    through = "" if written is held else f" through {written.name}"
+                    return f"{held.name} is updated in place by {update.name}{through}"
         return None
 
     def _leaves(self, root: fx.Node, *copies: fx.Node) -> str | None:
@@ -136,6 +143,15 @@ def _are_related(first: fx.Node, second: fx.Node) -> bool:
     """Whether two quantized tensors carry the same values, or one is a part or a cast of the other."""
     (root, _), (other, _) = carried(first.args[0]), carried(second.args[0])  # type: ignore[arg-type]
     return root is other or other in _ancestry(root) or root in _ancestry(other)
+
+
+def _path(tensor: fx.Node, root: fx.Node) -> list[fx.Node]:
+    """The tensors from ``root``, which a tensor carries the values of, to the tensor itself, without ``root``."""
+    path = []
+    while tensor is not root:
+        path.append(tensor)
+        tensor = derivation(tensor)[1]  # type: ignore[index]
+    return path
 
 
 def _ancestry(tensor: fx.Node) -> list[fx.Node]:
@@ -170,12 +186,6 @@ def _absmax(quantize: fx.Node, root: fx.Node) -> fx.Node | None:
         return None
     beside_root = root.args and given.args and given.args[0] is root.args[0] and root.args[1:] == (0,)
     return None if beside_root and given.args[1:] == (1,) else given
-
-
-def _written(update: fx.Node) -> list[fx.Node]:
-    schema = update.target._schema  # type: ignore[union-attr]
-    pairs = zip(schema.arguments, update.args, strict=False)
-    return [a for s, a in pairs if s.alias_info is not None and s.alias_info.is_write and isinstance(a, fx.Node)]
 
 
 def _merge(copies: list[fx.Node]) -> None:

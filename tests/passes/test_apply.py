@@ -144,6 +144,19 @@ def test_graphs_of_torch_calls_are_refused(model, kind):
         apply(find_primitives, fx.symbolic_trace(model))
 
 
+def test_a_graph_that_reads_what_it_has_updated_is_refused():
+    def product(x, w):
+        before = x @ w
+        x[0].zero_()
+        return before, x @ w
+
+    graph = make_fx(product)(torch.randn(20, 8), torch.randn(8, 8))
+    with pytest.raises(InputError, match=r"node mm_1 reads x_1 after zero_ has updated it in place, and pass simplify"):
+        apply(PIPELINE[0].run, graph)
+    functional = make_fx(torch.func.functionalize(product))(torch.randn(20, 8), torch.randn(8, 8))
+    apply(PIPELINE[0].run, functional)
+
+
 def test_a_pass_of_the_users_own():
     def count(joint, policy):
         return Report("count", numbers={"nodes": len(joint.graph.nodes), "forward": joint.num_forward_outputs})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+
 import networkx
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gqc.joint import PARAMETER, JointGraph, Placeholder
@@ -75,7 +77,6 @@ def update_through_a_view(x: Tensor) -> tuple[Tensor, Tensor]:
     return first, rounded(x.t())
 
 
-STOCHASTIC = "one rounds to nearest, the other stochastically"
 REFUSED = {
     "part": (lambda x: (rounded(x), rounded(x[:3])), r"slice_1 is a part of x_1 and has a scale of its own"),
     "row": (lambda x: (rounded(x[2]), rounded(x)), r"select is a part of x_1 and has a scale of its own"),
@@ -97,6 +98,73 @@ REFUSED = {
 def test_refusals_are_printed(name):
     function, reason = REFUSED[name]
     assert shared(function, torch.randn(8, 6)) == (2, [f"not shared with quantize: {reason}"])
+
+
+def update_of(make_view):
+    """Reads a tensor twice, with an update between through a view that is no reshape."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = rounded(x)
+        make_view(x).zero_()
+        return first, rounded(x.t())
+
+    return function
+
+
+def scaled_in_a_list(x: Tensor) -> tuple[Tensor, Tensor]:
+    first = rounded(x)
+    torch._foreach_mul_([x], 2.0)
+    return first, rounded(x)
+
+
+def written_as_out(x: Tensor) -> tuple[Tensor, Tensor]:
+    first = rounded(x)
+    torch.mul(x[:3], 2, out=x[:3])
+    return first, rounded(x)
+
+
+def a_copy_updated_through_a_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    copy = x.clone()
+    first = rounded(x)
+    copy.view(48)[3:5].fill_(7.0)
+    return first, rounded(copy)
+
+
+UPDATES = {
+    "split": update_of(lambda x: x.split(4)[0]),
+    "unbind": update_of(lambda x: x.unbind(0)[1]),
+    "as_strided": update_of(lambda x: x.as_strided((4,), (1,), 3)),
+    "diagonal": update_of(torch.diagonal),
+    "bits": update_of(lambda x: x.view(torch.int32)),
+    "list": scaled_in_a_list,
+    "out": written_as_out,
+    "copy": a_copy_updated_through_a_view,
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_is_seen_however_it_reaches_the_values(name):
+    count, reasons = shared(UPDATES[name], torch.randn(8, 6))
+    assert count == 2
+    assert all("is updated in place by" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("updated", ["x", "copy"])
+@pytest.mark.parametrize("copy_first", [False, True])
+def test_a_copy_made_before_an_update_has_other_values(updated, copy_first):
+    """Both reads stand behind the update, and only one of them sees it."""
+    graph = fx.Graph()
+    nodes = {"x": graph.placeholder("x")}
+    nodes["copy"] = graph.call_function(aten.clone.default, (nodes["x"],))
+    graph.call_function(aten.mul_.Tensor, (nodes[updated], 2.0))
+    read = [nodes[name] for name in (("copy", "x") if copy_first else ("x", "copy"))]
+    quantized = [graph.call_function(ops.quantize.default, (n, None, None, 0, 8, False)) for n in read]
+    graph.output(tuple(graph.call_function(operator.getitem, (q, i)) for q in quantized for i in range(2)))
+    module, x = fx.GraphModule({}, graph), torch.randn(8, 6)
+    expected = module(x.clone())
+    report = apply(share_quantized, module, inputs=(x,))
+    torch.testing.assert_close(module(x.clone()), expected, rtol=0, atol=0)
+    assert report.numbers["quantize nodes"] == 2
 
 
 def test_two_parts_of_a_tensor_are_not_worth_a_word():
