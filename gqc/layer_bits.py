@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from numbers import Integral
 
 from gqc.errors import PolicyError
 
@@ -29,6 +30,14 @@ class LayerBits:
 
     entries: tuple[tuple[str, Bits], ...]
 
+    def __post_init__(self) -> None:
+        checked = []
+        for name, bits in self.entries:
+            if not isinstance(name, str):
+                raise PolicyError(f"Policy.bits: key {name!r} is neither the path of a module nor a pattern")
+            checked.append((name, checked_bits(f"Policy.bits[{name!r}]", bits)))
+        object.__setattr__(self, "entries", tuple(checked))
+
     @classmethod
     def of(cls, widths: Mapping[str, Bits]) -> LayerBits:
         """Check a mapping and freeze it.
@@ -36,10 +45,6 @@ class LayerBits:
         Raises:
             PolicyError: a key is no string, or a value no width.
         """
-        for name, bits in widths.items():
-            if not isinstance(name, str):
-                raise PolicyError(f"Policy.bits: key {name!r} is neither the path of a module nor a pattern")
-            check_bits(f"Policy.bits[{name!r}]", bits)
         return cls(tuple(widths.items()))
 
     def find(self, module: str) -> tuple[str | None, Bits]:
@@ -80,15 +85,18 @@ def is_auto(bits: object) -> bool:
     return bits == AUTO or (isinstance(bits, LayerBits) and AUTO in dict(bits.entries).values())
 
 
-def check_bits(field: str, bits: object) -> None:
-    """Refuse what is no width.
+def checked_bits(field: str, bits: object) -> Bits:
+    """A width as Python's own int or str, which NumPy's integers become.
 
     Raises:
-        PolicyError: naming the field.
+        PolicyError: it is no width; the message names the field.
     """
-    if isinstance(bits, bool) or bits not in BITS:
-        expected = ", ".join(map(repr, BITS))
-        raise PolicyError(f"{field}={bits!r}: expected one of {expected}")
+    if isinstance(bits, Integral) and not isinstance(bits, bool) and int(bits) in BITS:
+        return int(bits)
+    if isinstance(bits, str) and bits == AUTO:
+        return bits
+    expected = ", ".join(map(repr, BITS))
+    raise PolicyError(f"{field}={bits!r}: expected one of {expected}")
 
 
 def around(module: str) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from math import inf
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from gqc.errors import PolicyError
-from gqc.layer_bits import Bits, LayerBits, check_bits
+from gqc.layer_bits import Bits, LayerBits, checked_bits
 
 if TYPE_CHECKING:
     from gqc.joint import JointGraph
@@ -40,6 +42,9 @@ class Insert:
     def __post_init__(self) -> None:
         if not callable(self.run):
             raise PolicyError(f"Insert({self.run!r}): expected a function (JointGraph, Policy) -> Report")
+        for what in ("before", "after", "name"):
+            if not isinstance(getattr(self, what), str | None):
+                raise PolicyError(f"Insert({self.run!r}): {what}={getattr(self, what)!r} is no name")
         object.__setattr__(self, "name", self.name or getattr(self.run, "__name__", ""))
         if not self.name:
             raise PolicyError(f"Insert({self.run!r}): it has no __name__, so give Insert a name=...")
@@ -92,14 +97,14 @@ class Policy:
         if isinstance(self.bits, Mapping):
             object.__setattr__(self, "bits", LayerBits.of(self.bits))
         elif not isinstance(self.bits, LayerBits):
-            check_bits("Policy.bits", self.bits)
+            object.__setattr__(self, "bits", checked_bits("Policy.bits", self.bits))
         _check("rounding", self.rounding, ROUNDINGS)
         _check("attention_logits", self.attention_logits, PRECISIONS)
         _check("keep_output_layer", self.keep_output_layer, (True, False))
-        if not isinstance(self.min_size, int) or self.min_size < 0:
-            raise PolicyError(f"Policy.min_size={self.min_size!r}: expected a number of elements, 0 or more")
-        if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed < 2**63):
-            raise PolicyError(f"Policy.seed={self.seed!r}: expected None or an integer from 0 to 2**63 - 1")
+        object.__setattr__(self, "min_size", _integer("min_size", self.min_size, "a number of elements, 0 or more"))
+        if self.seed is not None:
+            seed = _integer("seed", self.seed, "None or an integer from 0 to 2**63 - 1", 2**63)
+            object.__setattr__(self, "seed", seed)
         object.__setattr__(self, "keep", _tuple("keep", self.keep, str))
         object.__setattr__(self, "skip", _tuple("skip", self.skip, str))
         object.__setattr__(self, "passes", _tuple("passes", self.passes, Insert))
@@ -107,6 +112,8 @@ class Policy:
     @classmethod
     def of(cls, policy: Policy | None, options: dict[str, Any]) -> Policy:
         """Merge a policy with keyword arguments of :func:`gqc.compile`; unknown names list near misses."""
+        if not (policy is None or isinstance(policy, cls)):
+            raise PolicyError(f"policy={policy!r}: expected a gqc.Policy, or its fields as keyword arguments")
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
@@ -125,10 +132,19 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
 def _tuple(field: str, value: object, kind: type) -> tuple[Any, ...]:
     if isinstance(value, list | tuple) and all(isinstance(item, kind) for item in value):
         return tuple(value)
-    raise PolicyError(f"Policy.{field}={value!r}: expected a list of {'names' if kind is str else kind.__name__}")
+    what = f"a list of {'names' if kind is str else kind.__name__}"
+    example = f", such as [{value!r}]" if isinstance(value, kind) else ""
+    raise PolicyError(f"Policy.{field}={value!r}: expected {what}{example}")
+
+
+def _integer(field: str, value: object, expected: str, limit: float = inf) -> int:
+    """A number as Python's own int, which NumPy's integers become."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < limit:
+        return int(value)
+    raise PolicyError(f"Policy.{field}={value!r}: expected {expected}")
 
 
 def _check(field: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
+    if type(value) is not type(allowed[0]) or value not in allowed:
         expected = ", ".join(map(repr, allowed))
         raise PolicyError(f"Policy.{field}={value!r}: expected one of {expected}")
