@@ -59,16 +59,25 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
         raise TypeError(f"gqc.compile takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
     original = state_of(model).model if is_compiled(model) else model
     chosen = Policy.of(policy, options)
-    modules, name = [path for path, _ in original.named_modules()], type(original).__name__
-    select(chosen)
-    check_names(chosen, modules, name)
-    if isinstance(chosen.bits, LayerBits):
-        chosen.bits.check_names(modules, name)
-    state = CompileState(original, chosen, Dumper.of(dump, name))
+    check_policy(chosen, original)
+    state = CompileState(original, chosen, Dumper.of(dump, type(original).__name__))
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_gqc", state)
     return cast(M, compiled)
+
+
+def check_policy(policy: Policy, model: nn.Module) -> None:
+    """Refuse a policy whose names fit nothing in a model or no pass.
+
+    Raises:
+        PolicyError: naming the entry and near misses.
+    """
+    modules, name = [path for path, _ in model.named_modules()], type(model).__name__
+    select(policy)
+    check_names(policy, modules, name)
+    if isinstance(policy.bits, LayerBits):
+        policy.bits.check_names(modules, name)
 
 
 def is_compiled(model: object) -> bool:
@@ -179,7 +188,7 @@ class CompileState:
         failure: Exception | None = None
         try:
             call = read_call(args, kwargs)
-            key = (call.key, module_key(self.model), mode_key())
+            key = self._key(call)
             variant, _ = self._find(key, call)
             if variant is None and key not in self.fallbacks and _ALL_OTHERS not in self.fallbacks:
                 variant = self._compile(key, call, args, kwargs)
@@ -203,12 +212,16 @@ class CompileState:
             CaptureError: calls of this kind run eagerly.
         """
         call = read_call(args, kwargs)
-        key = (call.key, module_key(self.model), mode_key())
+        key = self._key(call)
         variant, _ = self._find(key, call)
         fallback = self.fallbacks.get(key, self.fallbacks.get(_ALL_OTHERS))
         if variant is None and fallback is not None:
             raise CaptureError(fallback.reason, module=fallback.module, location=fallback.location)
         return variant or self._compile(key, call, args, kwargs), call
+
+    def _key(self, call: Call) -> Hashable:
+        """What tells this kind of call from those for which another variant is compiled."""
+        return call.key, module_key(self.model), mode_key()
 
     def _find(self, key: Hashable, call: Call) -> tuple[Variant | None, str]:
         """The variant that serves a call, or ``None`` and why there is none."""

@@ -103,6 +103,7 @@ class JointGraph:
         primals = [p.node for p in self.placeholders if p.kind != TANGENT]
         with self.graph.inserting_after(primals[-1]) if primals else self.graph.inserting_before():
             node = self.graph.placeholder("seed")
+        node.target = node.name  # a parameter may be called seed, too
         node.meta["val"] = self._fake_mode().from_tensor(torch.zeros(2, dtype=torch.int64), static_shapes=True)
         node.meta["partitioner_tag"] = "is_forward"
         self.placeholders.insert(len(primals), Placeholder(node, SEED))

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gqc.capture import special
+from gqc.capture.attribute_path import AttributePath
 from gqc.capture.example import Example, real_tensors, storage_key
 from gqc.capture.islands import AutocastCall, Closed, FunctionCall, Island
 from gqc.capture.sizes import Sizes, dynamic_axes
@@ -155,7 +156,7 @@ class Tracer(TorchFunctionMode):
                     raise CaptureError("a tensor with gradient history that is not an argument is used")
                 name = f"_constant{len(self.constants)}"
                 self.constants[name] = real
-            node = self.graph.get_attr(name)
+            node = self.graph.get_attr(AttributePath(name))
             fake = self._empty(real.shape, real)
             if isinstance(real, torch.nn.Parameter):
                 with torch._C.DisableTorchFunction(), self.fake_mode:

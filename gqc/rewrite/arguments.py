@@ -15,7 +15,7 @@ from gqc.errors import RewriteError
 from gqc.rewrite.calls import literal
 from gqc.rewrite.function import RELATION_SIZE, Given, RelationPart
 from gqc.rewrite.layout import WIDTH, Group, Text, keyword, statement, tuple_of
-from gqc.rewrite.names import Scope, identifier
+from gqc.rewrite.names import MODULE_NAMES, USED_BUILTINS, Scope, identifier
 
 _CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
 
@@ -43,6 +43,15 @@ class Arguments:
     uses: set[int] = field(default_factory=set)
     _checks: list[Callable[[], list[str]]] = field(default_factory=list)
 
+    def local(self, name: str) -> str:
+        """What a variable of the methods is called, so that it hides no argument."""
+        return Scope(self.names()).take(name)
+
+    def names(self) -> set[str]:
+        """The arguments and all that is named after them."""
+        given = {g if isinstance(g, str) else g.relation for g in self.given}
+        return given | {parameter.partition(":")[0] for parameter in self.signature}
+
     def checks(self) -> list[str]:
         """The statements that check the arguments and name their tensors; to be asked for last."""
         return [line for check in self._checks for line in check()]
@@ -65,10 +74,13 @@ class ArgumentReader:
     ) -> None:
         self.found = Arguments()
         self._dynamic = dynamic
-        self._scope = Scope()
-        for i, (name, value, default) in enumerate(_bound(model, args, kwargs)):
+        bound = _bound(model, args, kwargs)
+        self._scope = Scope({name for name, *_ in bound})
+        self._constants = Scope({name for name, *_ in bound})
+        for i, (name, value, default) in enumerate(bound):
+            if name in MODULE_NAMES | USED_BUILTINS:
+                raise RewriteError(f"argument {name} of forward would hide {name}, which the source uses: rename it")
             self.found.signature.append(f"{name}: {_annotation(value)}{default}")
-            self._scope.take(name)
             self._read(value, name, name, i)
 
     def _read(self, value: Any, source: str, name: str, argument: int) -> None:
@@ -103,7 +115,7 @@ class ArgumentReader:
 
     def _tensor(self, value: Tensor, source: str, name: str, size: Callable[[int], str] | None = None) -> None:
         position = len(self.found.given)
-        variable = name if source == name else self._scope.take(name)
+        variable = name if source == name != "ctx" else self._scope.take(name)
         self.found.given.append(variable)
         self.found.as_passed[position] = source
         shape = [None if self._dynamic(position, axis) else n for axis, n in enumerate(value.shape)]
@@ -136,7 +148,7 @@ class ArgumentReader:
         for constant, known in self.found.kinds.items():
             if str(known) == str(kind):
                 return constant
-        constant = name.upper()
+        constant = self._constants.take(name.upper())
         self.found.kinds[constant] = kind
         return constant
 

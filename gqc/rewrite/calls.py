@@ -79,6 +79,8 @@ def literal(value: Any) -> str:
         return f'torch.device("{value}")'
     if isinstance(value, bytes):
         return repr(value)
+    if type(value) is tuple:
+        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
     raise RewriteError(f"a constant of type {type(value).__qualname__} ({value!r}) cannot be written down")
 
 

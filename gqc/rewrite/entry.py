@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gqc.capture import capture, read_call
-from gqc.compile import CompileState, is_compiled, state_of
+from gqc.compile import CompileState, check_policy, is_compiled, state_of
 from gqc.errors import CaptureError, InputError, RewriteError
+from gqc.given import arguments, copy_of
 from gqc.policy import Policy
 from gqc.rewrite.module import module_source
 from gqc.runtime.rewritten import MODES
@@ -42,7 +43,8 @@ def rewrite(
         args, kwargs: a call of it.
         policy: how to quantize; default: that of a compiled model, else ``Policy()``.
         modes: the ways of calling it that are written down: ``"train"`` (``model.train()``, with gradients), ``"eval"``
-            (``model.eval()``, under ``torch.no_grad()``), ``"eval-grad"`` and ``"train-no-grad"``.
+            (``model.eval()``, under ``torch.no_grad()``), ``"eval-grad"`` and ``"train-no-grad"``. For those that the
+            model is in now, its modules stay as they are, such as a norm that is in evaluation while the model trains.
         source: where the model comes from, for the header.
         **options: fields of :class:`gqc.Policy` that override ``policy``.
 
@@ -51,30 +53,53 @@ def rewrite(
 
     Raises:
         RewriteError: the model, an argument or a result cannot be written down; the message names module and reason.
-        PolicyError: an option is unknown or has an unknown value.
+        PolicyError: an option is unknown, has an unknown value, or names a module that the model lacks or an unknown
+            pass or primitive.
         ValueError: a mode is unknown.
+        TypeError: ``model`` is not a ``torch.nn.Module``, or the arguments are no tuple and dict.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"gqc.rewrite takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
+    args, kwargs = arguments("gqc.rewrite", args, kwargs)
+    modes = [modes] if isinstance(modes, str) else list(modes)
     unknown = [mode for mode in modes if mode not in _WAYS]
     if unknown or not modes:
-        raise ValueError(f"modes {list(modes)}: expected some of {', '.join(map(repr, _WAYS))}")
+        raise ValueError(f"modes {modes}: expected some of {', '.join(map(repr, _WAYS))}")
     if is_compiled(model):
         state = state_of(model)
         model, policy = state.model, policy or state.policy
     policy = Policy.of(policy, options)
-    if model._forward_hooks or model._forward_pre_hooks:
-        raise RewriteError("the model has forward hooks, which are not part of its forward: remove them")
-    args, kwargs = tuple(args), kwargs or {}
-    copied = CompileState(copy.deepcopy(model), policy)
+    check_policy(policy, model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise RewriteError(f"{name} has no shape before the first call of the model: call it once")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre"):
+        if getattr(model, f"_{kind}_hooks"):
+            raise RewriteError(f"the model has {kind} hooks, which are not part of its forward: remove them")
+    copied = CompileState(copy_of(model, "gqc.rewrite"), policy)
     variants = {mode: _variant(copied, args, kwargs, mode) for mode in dict.fromkeys(modes)}
     return module_source(copied.model, variants, args, kwargs, policy, source)
 
 
+@contextmanager
+def _flags(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in training or evaluation; if it is that already, its modules stay as they are."""
+    before = [(module, module.training) for module in model.modules()]
+    if model.training != training:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
 def _variant(state: CompileState, args: tuple[Any, ...], kwargs: dict[str, Any], mode: str) -> Variant:
     training, grad = _WAYS[mode]
-    state.model.train(training)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.set_grad_enabled(grad))
+        stack.enter_context(_flags(state.model, training))
         try:
             captured = capture(state.model, args, kwargs)
             rule = state.bit_rule(captured, read_call(args, kwargs))

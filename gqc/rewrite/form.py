@@ -17,7 +17,7 @@ from gqc.rewrite.calls import literal
 from gqc.rewrite.function import FunctionWriter, Given, RelationPart
 from gqc.rewrite.layout import Group, docstring, statement
 from gqc.rewrite.names import Scope, identifier
-from gqc.rewrite.parts import Parts, assign, names_of, result_tuple, signature
+from gqc.rewrite.parts import Parts, assign, result_tuple, signature
 from gqc.rewrite.results import ResultWriter
 from gqc.rewrite.stage import StageWriter
 from gqc.variant import CompiledStage, IslandStep, Variant
@@ -45,7 +45,7 @@ class FormWriter:
         self._prefix = identifier(mode)
         self._values: dict[str, Given] = {}
         self._positions = {name: i for i, name in enumerate(variant.names)}
-        self._scope = Scope(names_of(parts.arguments.given) | {"mode"})
+        self._scope = Scope(parts.arguments.names() | {parts.arguments.local(name) for name in ("mode", "seed")})
         self.checks: list[str] = []
         self.body: list[str] = []
         self._conditions()
@@ -78,7 +78,7 @@ class FormWriter:
     def size(self, name: str, axis: int) -> str | None:
         """Source of the size of an argument, if it can be told without the argument."""
         position = self._positions.get(name)
-        return None if position is None else self._parts.arguments.sizes[position, axis]
+        return None if position is None else self._parts.arguments.sizes.get((position, axis))
 
     def define(self, value: str, name: str) -> str:
         """Give a value of the variant a name in the method."""
@@ -195,6 +195,7 @@ class FormWriter:
         self, name: str, program: Program, doc: str, operands: list[tuple[str, str, str]], *, remembered: bool
     ) -> tuple[list[str], Group]:
         """Add the function of a program; returns what its results are called in it, and the call."""
+        name = self._parts.arguments.local(name)
         scope = Scope()
         inner = [scope.take(inside) for inside, _, _ in operands]
         given = dict(zip(program.graph.find_nodes(op="placeholder"), inner, strict=True))

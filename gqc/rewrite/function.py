@@ -243,7 +243,8 @@ class FunctionWriter:
         is_long = isinstance(text, Operation) and len(str(text)) > _LONGEST_SIZE
         # A tensor need not live for its size.
         if node in self._returned or is_long or (is_read and variables):
-            base = min(variables, default="") or re.split(r"\W", str(text).removeprefix("num_"))[0] or "total"
+            first = re.split(r"\W", str(text).removeprefix("num_"))[0]
+            base = min(variables, default="") or (first if first.isidentifier() else "total")
             name = self._scope.take(f"{base}_size_{node.args[1]}" if is_read and node.args[1] else f"{base}_rows")
             self._emit(node, f"{name} = ", text, variables, [])
             self._values[node] = _Value(name)

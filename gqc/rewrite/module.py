@@ -20,11 +20,12 @@ from gqc.rewrite.arguments import ArgumentReader
 from gqc.rewrite.calls import literal
 from gqc.rewrite.form import FormWriter
 from gqc.rewrite.layout import Group, Text, docstring, keyword, statement, tuple_of
-from gqc.rewrite.names import identifier
+from gqc.rewrite.names import MODULE_NAMES, PARTS, identifier, is_identifier
 from gqc.rewrite.parts import Parts
 from gqc.rewrite.source_lines import SourceLines
+from gqc.rewrite.stage import STEP_CLASSES
 from gqc.rewrite.state import State
-from gqc.runtime import relation, rewritten
+from gqc.runtime import rewritten
 from gqc.variant import Variant
 
 _CALLS = {
@@ -128,9 +129,7 @@ class ModuleWriter:
         lines.append("import torch")
         if "F" in used:
             lines.append("import torch.nn.functional as F")
-        parts = [name for name in vars(relation) if name.isupper() and name in used]
-        if parts:
-            lines += _import("gqc.runtime.relation", sorted(parts))
+        lines += _import("gqc.runtime.relation", sorted(PARTS & used))
         helpers = [name for name in rewritten.__all__ if name in used]
         kinds = sorted(n for n in helpers if n[0].isupper())
         lines += _import("gqc.runtime.rewritten", [*kinds, *sorted(n for n in helpers if n not in kinds)])
@@ -156,7 +155,7 @@ class ModuleWriter:
         lines = [f"class {name}(nn.Module):"]
         lines += docstring(f"Has the parameters and buffers of ``{original.__qualname__}`` and computes the same.")
         lines += ["", "    def __init__(self) -> None:", "        super().__init__()"]
-        lines += ["        self.steps = 0"] * (self._policy.seed is not None)
+        lines += [f"        self.{self._parts.steps} = 0"] * (self._policy.seed is not None)
         lines += self._state.write()
         checks = [form.checks for form in forms.values()]
         common = checks[0] if all(lines == checks[0] for lines in checks) else []
@@ -168,7 +167,7 @@ class ModuleWriter:
         lines += [*self._check_mode(), *self._check_state(), *self._arguments.checks(), *common]
         *first, last = forms
         for mode in first:
-            lines += [f"        if mode == {literal(mode)}:"]
+            lines += [f"        if {self._arguments.local('mode')} == {literal(mode)}:"]
             lines += statement("return ", Group(f"self._{identifier(mode)}(", passed), 12)
         lines += statement("return ", Group(f"self._{identifier(last)}(", passed), 8)
         for mode, body in bodies.items():
@@ -195,7 +194,7 @@ class ModuleWriter:
         autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         items: list[Text] = ["self", tuple_of([literal(mode) for mode in self._variants])]
         items += [literal(autocast), literal(torch.get_default_dtype())]
-        prefix = "mode = " if len(self._variants) > 1 else ""
+        prefix = f"{self._arguments.local('mode')} = " if len(self._variants) > 1 else ""
         return statement(prefix, Group("check_mode(", items), 8)
 
     def _check_state(self) -> list[str]:
@@ -216,8 +215,8 @@ class ModuleWriter:
 
 def _class_name(model: nn.Module) -> str:
     name = type(model).__name__
-    if not name.isidentifier():
-        raise RewriteError(f"the class is called {name!r}, which is no name for a class")
+    if not is_identifier(name) or name in (*MODULE_NAMES, *STEP_CLASSES.values()):
+        raise RewriteError(f"the class is called {name!r}, which cannot be the name of the rewritten class: rename it")
     return name
 
 

@@ -6,7 +6,22 @@ import builtins
 import keyword
 import re
 
-_TAKEN = frozenset({"torch", "aten", "ops", "nn", "F", "Tensor", "Any", "self", "ctx", "gqc", "model"})
+from gqc.runtime import relation, rewritten
+
+PARTS = frozenset(name for name in vars(relation) if name.isupper())
+"""Positions of the tensors of a relation."""
+
+MODULE_NAMES = frozenset({"torch", "aten", "ops", "nn", "F", "Tensor", "Any", "SEED"}) | PARTS | {*rewritten.__all__}
+"""What a generated module imports or defines beside its functions."""
+
+USED_BUILTINS = frozenset({"bool", "dict", "float", "int", "list", "max", "min", "sum", "tuple"})
+
+_TAKEN = MODULE_NAMES | {"self", "ctx", "gqc", "model"}
+
+
+def is_identifier(text: str) -> bool:
+    """Whether a text may stand behind a dot."""
+    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def identifier(text: str) -> str:

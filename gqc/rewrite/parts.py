@@ -11,6 +11,7 @@ from gqc.errors import RewriteError
 from gqc.rewrite.arguments import Arguments
 from gqc.rewrite.function import Given, RelationPart
 from gqc.rewrite.layout import Group, Text, result, statement, tuple_of
+from gqc.rewrite.names import Scope
 from gqc.rewrite.source_lines import SourceLines
 from gqc.rewrite.state import State, tensor_literal
 
@@ -23,6 +24,7 @@ class Parts:
         arguments, state, lines: of the model.
         paths: dotted path of each of its modules by identity.
         seed: seed of stochastic rounding, ``None``: drawn at each step.
+        steps: attribute of the model that counts steps, where a seed is given.
         constants: names and values of the tensors at the head of the module.
         definitions: the functions and classes in order.
     """
@@ -35,6 +37,10 @@ class Parts:
     constants: dict[str, Group] = field(default_factory=dict)
     definitions: list[str] = field(default_factory=list)
     _functions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        model = self.state.model
+        self.steps = Scope({*model._modules, *model._parameters, *model._buffers}).take("steps")
 
     def constant(self, graph: fx.GraphModule, target: str) -> str:
         """Name of a tensor that the model has made and that no state_dict holds."""

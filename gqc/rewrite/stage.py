@@ -13,12 +13,16 @@ from gqc.rewrite.function import FunctionWriter, Given
 from gqc.rewrite.layout import Group, Text, docstring, result, statement, tuple_of
 from gqc.rewrite.names import Scope, identifier
 from gqc.rewrite.parts import Parts, names_of, relations_of, result_tuple, signature
+from gqc.runtime.rewritten import MODES
 from gqc.variant import CompiledStage
 
 if TYPE_CHECKING:
     from gqc.rewrite.form import FormWriter
 
 _MANY = 4
+
+STEP_CLASSES = {mode: "".join(map(str.capitalize, mode.split("-"))) + "Step" for mode in MODES.values()}
+"""Name of the ``autograd.Function`` of each mode."""
 
 
 class StageWriter:
@@ -34,7 +38,7 @@ class StageWriter:
     def __init__(self, parts: Parts, form: FormWriter, step: CompiledStage, mode: str) -> None:
         self._parts, self._form, self._step = parts, form, step
         self._name = identifier(mode)
-        self._class = "".join(part.capitalize() for part in mode.split("-")) + "Step"
+        self._class = STEP_CLASSES[mode]
         run = step.executable
         self._forward, self._backward = run.halves.forward, run.halves.backward
         self._places = self._forward.graph.find_nodes(op="placeholder")
@@ -44,7 +48,8 @@ class StageWriter:
         self._given: dict[fx.Node, Given] = {}
         self._sources: dict[fx.Node, str] = {}
         self._reads: dict[fx.Node, str] = {}
-        scope = Scope(names_of(parts.arguments.given))
+        self._seed_name = parts.arguments.local("seed")
+        scope = Scope(names_of(parts.arguments.given) | {self._seed_name})
         primals = [p for p in step.joint.placeholders if p.kind != TANGENT]
         for node, placeholder in zip(self._places, primals, strict=True):
             self._given[node], self._sources[node] = self._meaning(node, placeholder, scope)
@@ -53,7 +58,7 @@ class StageWriter:
     def _meaning(self, node: fx.Node, placeholder: Placeholder, scope: Scope) -> tuple[Given, str]:
         """What a placeholder is called in the functions, and its source in the method."""
         if placeholder.kind == SEED:
-            return "seed", "seed"
+            return self._seed_name, self._seed_name
         if placeholder.kind == INPUT:
             self._reads[node] = self._step.reads[placeholder.index]
             given = self._form.given(self._reads[node])
@@ -108,8 +113,10 @@ class StageWriter:
         if not self._seeded:
             return []
         if self._parts.seed is None:
-            return ["        seed = torch.randint(2**63 - 1, (2,), dtype=torch.int64)"]
-        return ["        seed = torch.tensor([SEED, self.steps], dtype=torch.int64)", "        self.steps += 1"]
+            return [f"        {self._seed_name} = torch.randint(2**63 - 1, (2,), dtype=torch.int64)"]
+        steps = f"self.{self._parts.steps}"
+        drawn = f"        {self._seed_name} = torch.tensor([SEED, {steps}], dtype=torch.int64)"
+        return [drawn, f"        {steps} += 1"]
 
     def _order(self) -> list[fx.Node]:
         """The placeholders in the order of parameters: what is differentiated comes last."""
@@ -191,16 +198,19 @@ class StageWriter:
     ) -> None:
         run, count = self._step.executable, len(self._outputs)
         parameters, _ = self._parameters(needed)
-        out = [f"out_{i}" for i in range(count)] if count > 1 else ["out"]
+        scope = Scope({p.partition(":")[0] for p in parameters})
+        out = [scope.take(f"out_{i}" if count > 1 else "out") for i in range(count)]
+        saved, sizes = scope.take("saved"), scope.take("sizes")
         taken = [p.partition(":")[0] for p in self._parameters(used)[0]]
-        targets = ", ".join([*out, "saved", *["sizes"] * has_sizes])
+        targets = ", ".join([*out, saved, *[sizes] * has_sizes])
         lines = [f"class {self._class}(torch.autograd.Function):"]
         lines += docstring(f"Joins ``{self._name}_forward`` and ``{self._name}_backward``.")
         lines += ["", "    @staticmethod", *signature("forward", ["ctx: Any", *parameters], _returned(out), 4)]
         lines += ["        with below_autograd():"]
         lines += statement(f"{targets} = ", Group(f"{self._name}_forward(", taken), 12)
-        lines += statement("", Group("ctx.save_for_backward(", [*kept, "*saved"]), 8)
-        lines += [f"        ctx.{name} = {name}" for name in (*relations, *["sizes"] * has_sizes)]
+        lines += statement("", Group("ctx.save_for_backward(", [*kept, f"*{saved}"]), 8)
+        lines += [f"        ctx.{name} = {name}" for name in relations]
+        lines += [f"        ctx.sizes = {sizes}"] * has_sizes
         constant = [out[i] for i in run.constant_outputs]
         lines += statement("", Group("ctx.mark_non_differentiable(", constant), 8) if constant else []
         lines += result(out, 8)

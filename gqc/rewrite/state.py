@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from gqc.errors import RewriteError
 from gqc.rewrite.calls import literal
-from gqc.rewrite.layout import Group, statement
+from gqc.rewrite.layout import Group, Text, statement
+from gqc.rewrite.names import is_identifier
 
 _PLAIN = "nn.Module()"
 
@@ -56,10 +57,12 @@ class State:
         for part in name.split(".") if name else ():
             kind = self._container(path)
             path = f"{path}.{part}".lstrip(".")
-            if kind == _PLAIN and not part.isidentifier():  # only the model itself has no list or dict in its place
-                source += f".get_{'submodule' if path in self._owners else 'parameter'}({literal(part)})"
+            if kind == _PLAIN and not is_identifier(part):  # only the model itself has no list or dict in its place
+                what = "submodule" if path in self._owners else "buffer" if part in self.model._buffers else "parameter"
+                source += f".get_{what}({literal(part)})"
             else:
-                source += f"[{part}]" if "List" in kind else f"[{literal(part)}]" if "Dict" in kind else f".{part}"
+                held = kind != _PLAIN and ("Module" in kind) == (path in self._owners)
+                source += f".{part}" if not held else f"[{part}]" if "List" in kind else f"[{literal(part)}]"
         return source
 
     def require(self, path: str) -> str:
@@ -91,13 +94,14 @@ class State:
         """
         module = self._owners[path]
         modules = [name for name in module._modules if f"{path}.{name}".lstrip(".") in self._needed]
-        state = [*module._parameters, *module._buffers]
-        if not path or all(name.isidentifier() for name in (*modules, *state)):
+        if not path or all(map(is_identifier, (*modules, *module._parameters, *module._buffers))):
             return _PLAIN
-        if (modules and state) or module._buffers:
+        in_modules = not all(map(is_identifier, modules))
+        attributes = [*module._buffers, *(module._parameters if in_modules else modules)]
+        if not all(map(is_identifier, attributes)):
             raise RewriteError(f"module '{path}' has parameters or buffers whose names are no identifiers")
-        kind, item = ("Module", "nn.Module()") if modules else ("Parameter", "unset(1)")
-        names = modules or state
+        kind, item = ("Module", "nn.Module()") if in_modules else ("Parameter", "unset(1)")
+        names = modules if in_modules else list(module._parameters)
         if all(name.isdecimal() for name in names):
             return f"nn.{kind}List({item} for _ in range({max(map(int, names)) + 1}))"
         return f"nn.{kind}Dict({{{', '.join(f'{literal(name)}: {item}' for name in names)}}})"
@@ -111,19 +115,24 @@ class State:
         if tensor is None:
             return []
         if id(tensor) in first:  # one tensor under two names
-            if is_parameter:
-                return [f"{' ' * 8}{target} = {first[id(tensor)]}"]
-            return [f"{' ' * 8}{owner}.register_buffer({literal(leaf)}, {first[id(tensor)]})"]
+            return self._register(is_parameter, target, owner, leaf, first[id(tensor)])
         first[id(tensor)] = target
         if is_parameter:
             arguments = [_unset(tensor)] + ["requires_grad=False"] * (not tensor.requires_grad)
-            return statement(f"{target} = ", Group("nn.Parameter(", arguments), 8)
+            return self._register(is_parameter, target, owner, leaf, Group("nn.Parameter(", arguments))
         persistent = leaf not in module._non_persistent_buffers_set
         value: Any = (
             _unset(tensor) if persistent else tensor_literal(tensor, f"buffer '{name}', which no state_dict holds")
         )
         arguments = [literal(leaf), value] + ["persistent=False"] * (not persistent)
         return statement("", Group(f"{owner}.register_buffer(", arguments), 8)
+
+    @staticmethod
+    def _register(is_parameter: bool, target: str, owner: str, leaf: str, value: Text) -> list[str]:
+        if is_parameter and not target.endswith(")"):
+            return statement(f"{target} = ", value, 8)
+        kind = "parameter" if is_parameter else "buffer"
+        return statement("", Group(f"{owner}.register_{kind}(", [literal(leaf), value]), 8)
 
 
 def _unset(tensor: Tensor) -> Group:

@@ -205,6 +205,47 @@ def test_says_what_cannot_be_written_down() -> None:
         gqc.rewrite(LargeConstant(), (x,), modes=["test"])
 
 
+class Caches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache = x * 2
+        return self.cache
+
+
+def test_says_what_it_needs() -> None:
+    x, model = torch.randn(50, 16), LargeConstant()
+    for arguments, options, error, message in (
+        ((x,), {}, TypeError, r"arguments of a call as a tuple, such as \(graph, x\), not a Tensor"),
+        (((x,), [1]), {}, TypeError, "keyword arguments as a dict, not a list"),
+        (((x,), {}, "int8"), {}, gqc.PolicyError, "policy='int8': expected a gqc.Policy"),
+        (((x,),), {"keep": ["nope"]}, gqc.PolicyError, "has no module of this name"),
+        (((x,),), {"bits": {"nope": 4}}, gqc.PolicyError, "has no module of this name"),
+    ):
+        with pytest.raises(error, match=message):
+            gqc.rewrite(model, *arguments, **options)
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module, not function"):
+        gqc.rewrite(lambda x: x, (x,))
+    with pytest.raises(gqc.RewriteError, match=r"weight has no shape before the first call"):
+        gqc.rewrite(nn.LazyLinear(5), (x,))
+    caches = Caches()
+    caches(x.clone().requires_grad_())
+    with pytest.raises(gqc.GqcError, match="the model holds a tensor with gradient history in its attribute 'cache'"):
+        gqc.rewrite(caches, (x,))
+    model.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(gqc.RewriteError, match="the model has backward hooks"):
+        gqc.rewrite(model, (x,))
+
+
+def test_a_norm_in_evaluation_stays_so_in_training(load: Load) -> None:
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)), torch.randn(50, 16)
+    model[1].eval()
+    rewritten = load(gqc.rewrite(model, (x,), modes=["train"], bits=32)).Sequential()
+    rewritten.load_state_dict(model.state_dict())
+    assert torch.equal(rewritten(x), gqc.compile(model, bits=32)(x))
+    assert model.training
+    assert not model[1].training
+    assert rewritten.state_dict()["1.num_batches_tracked"] == 0
+
+
 class Mixed(nn.Module):
     """Sizes that depend on data, a list of operands, and names that are no identifiers."""
 
