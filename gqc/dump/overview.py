@@ -57,7 +57,9 @@ def _variant(variant: VariantDump) -> str:
     cards = "\n".join(
         _island(part) if isinstance(part, Island) else _stage(variant, part, several) for part in variant.parts
     )
-    called = {"train": "training", "eval": "evaluation"}[mode]
+    called = {"train": "training mode", "eval": "evaluation mode"}[mode]
+    if not any(stage.snapshots[-1].gradients for stage in variant.stages.values()):
+        called += ", without gradients"
     return f"""<section id="{variant.name}">
 <h2>Variant {number}: {called} <small>{escape(variant.why)}</small></h2>
 <ol>

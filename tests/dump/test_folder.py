@@ -41,6 +41,8 @@ def test_a_variant_has_a_folder(tmp_path):
     with torch.no_grad():
         model.eval()(torch.randn(10, 8))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["index.html", "variant1_train", "variant2_eval"]
+    titles = re.findall(r"<h2>(.*?) <small>", (tmp_path / "index.html").read_text())
+    assert titles == ["Variant 1: training mode", "Variant 2: evaluation mode, without gradients"]
     stage = tmp_path / "variant1_train" / "stage1"
     programs, diffs = sorted(stage.glob("*.py")), sorted(stage.glob("*.diff"))
     assert len(programs) == len(diffs) + 2  # the first graph and the halves have none
