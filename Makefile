@@ -33,12 +33,12 @@ lint: $(ready)
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
-	find csrc tests/emu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(bin)/clang-format --dry-run --Werror
+	find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(bin)/clang-format --dry-run --Werror
 
 format: $(ready)
 	$(bin)/ruff check --fix
 	$(bin)/ruff format
-	find csrc tests/emu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(bin)/clang-format -i
+	find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(bin)/clang-format -i
 
 accuracy: $(ready)
 	$(bin)/python -m examples.sweep $(with_data)

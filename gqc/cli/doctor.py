@@ -16,25 +16,28 @@ from gqc.cli.command import Command
 from gqc.cli.self_test import FAMILIES, run_family
 from gqc.errors import KernelError
 from gqc.runtime import native
+from gqc.runtime.cuda import origin
+from gqc.runtime.cuda.fatbin import architectures
 
 
 @click.command(cls=Command)
 def doctor() -> None:
-    """Print versions, instruction sets, the native library and threads, and test every kernel.
+    """Print versions, instruction sets, the native code, threads and GPUs, and test every kernel on each.
 
     The exit code is 1 if the library cannot be loaded or a kernel fails.
     """
-    for title, value in (*_versions(), *_processor()):
+    for title, value in (*_versions(), *_processor(), *_gpu_code()):
         click.echo(f"{title:12} {value}")
     failed = False
     for title, value, good in _library():
         failed |= not good
         click.echo(f"{title:12} {value}")
-    click.echo("kernels against their references:")
-    for family in FAMILIES:
-        problem = run_family(family)
-        failed |= problem is not None
-        click.echo(f"  {family:12} {'ok' if problem is None else f'FAILED: {problem}'}")
+    for device in ("cpu", *_usable_gpus()):
+        click.echo(f"kernels against their references, on {device}:")
+        for family in FAMILIES:
+            problem = run_family(family, device)
+            failed |= problem is not None
+            click.echo(f"  {family:12} {'ok' if problem is None else f'FAILED: {problem}'}")
     if failed:
         click.echo("Something FAILED: see above.")
         raise click.exceptions.Exit(1)
@@ -60,14 +63,51 @@ def _processor() -> Iterator[tuple[str, str]]:
     yield "processor", _processor_name()
     yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()}; OMP_NUM_THREADS={_variable('OMP_NUM_THREADS')}"
     yield "OpenMP", ", ".join(_openmp_libraries()) or "no runtime library is loaded"
+
+
+def _gpu_code() -> Iterator[tuple[str, str]]:
+    """Where kernels for GPUs come from, and on which GPUs they can run here."""
+    try:
+        tried = origin.routes()
+    except KernelError as error:
+        yield "GPU code", str(error)
+        return
+    texts = {origin.FATBIN: _describe_fatbin, origin.NVRTC: lambda: f"by NVRTC from {origin.sources() / 'cuda'}"}
+    yield "GPU code", "; else ".join(texts[route]() for route in tried)
+    version = _core_version()
+    yield "cuda-core", version or "not installed: pip install 'gqc[cuda]' for GPUs"
     if torch.cuda.is_available():
-        yield (
-            "CUDA",
-            f"{torch.version.cuda}, {torch.cuda.get_device_name()}; gqc {metadata.version('gqc')} runs on the CPU",
-        )
+        names = [f"{torch.cuda.get_device_name(i)} ({_capability(i)})" for i in range(torch.cuda.device_count())]
+        yield "CUDA", f"{torch.version.cuda}, {', '.join(names)}"
     else:
         why = "this torch is built without it" if torch.version.cuda is None else "torch finds no usable device"
         yield "CUDA", f"not used: {why}"
+
+
+def _describe_fatbin() -> str:
+    file = origin.fatbin()
+    try:
+        code = file.read_bytes()
+        return f"{', '.join(architectures(code))} in {file} ({len(code) >> 10} KiB)"
+    except (OSError, KernelError) as error:
+        return f"not usable: {error}"
+
+
+def _core_version() -> str | None:
+    try:
+        return metadata.version("cuda-core")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _capability(device: int) -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def _usable_gpus() -> list[str]:
+    if _core_version() is None or not torch.cuda.is_available():
+        return []
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 
 
 def _variable(name: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4
@@ -21,16 +23,30 @@ from gqc.runtime.reference.spmm import spmm
 from gqc.runtime.reference.spmm_cmp import spmm_cmp, spmm_cmp_bwd
 from gqc.runtime.relation import from_edges
 
-_ops = torch.ops.gqc
 _SOURCES, _TARGETS, _EDGES, _WIDTH = 37, 29, 211, 24
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """What an op computes and what its reference does."""
 
 
+class _Ops:
+    """``torch.ops.gqc`` for CPU tensors, computed on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            moved = tree_map_only(Tensor, lambda t: t.to(self._device), arguments)
+            return tree_map_only(Tensor, Tensor.cpu, getattr(torch.ops.gqc, name)(*moved))
+
+        return call
+
+
 class _Inputs:
     """A random graph and features on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.ops = _Ops(device)
         generator = torch.Generator().manual_seed(0)
         self.random = lambda *size: torch.randn(*size, generator=generator)
         src = torch.randint(_SOURCES, (_EDGES,), generator=generator)
@@ -45,46 +61,46 @@ class _Inputs:
 
 
 def _spmm(x: _Inputs) -> Pairs:
-    return [(_ops.spmm(x.g, op, x.u, x.e), spmm(x.g, op, x.u, x.e)) for op in ("copy_lhs", "mul", "add")]
+    return [(x.ops.spmm(x.g, op, x.u, x.e), spmm(x.g, op, x.u, x.e)) for op in ("copy_lhs", "mul", "add")]
 
 
 def _spmm_cmp(x: _Inputs) -> Pairs:
     pairs = []
     for reduce in ("max", "min"):
-        out, arg = _ops.spmm_cmp(x.g, "mul", reduce, x.u, x.e)
+        out, arg = x.ops.spmm_cmp(x.g, "mul", reduce, x.u, x.e)
         expected, where = spmm_cmp(x.g, "mul", reduce, x.u, x.e)
-        back = _ops.spmm_cmp_bwd(x.g, where, x.v), spmm_cmp_bwd(x.g, where, x.v)
+        back = x.ops.spmm_cmp_bwd(x.g, where, x.v), spmm_cmp_bwd(x.g, where, x.v)
         pairs += [(out, expected), (arg, where), back]
     return pairs
 
 
 def _sddmm(x: _Inputs) -> Pairs:
     sides = (x.u, x.v, "u", "v")
-    return [(_ops.sddmm(x.g, op, *sides), sddmm(x.g, op, *sides)) for op in ("add", "mul", "dot")]
+    return [(x.ops.sddmm(x.g, op, *sides), sddmm(x.g, op, *sides)) for op in ("add", "mul", "dot")]
 
 
 def _edge_softmax(x: _Inputs) -> Pairs:
     out = edge_softmax(x.g, x.e)
     grad = x.random(*out.shape)
-    backward = _ops.edge_softmax_bwd(x.g, out, grad), edge_softmax_bwd(x.g, out, grad)
-    return [(_ops.edge_softmax(x.g, x.e), out), backward]
+    backward = x.ops.edge_softmax_bwd(x.g, out, grad), edge_softmax_bwd(x.g, out, grad)
+    return [(x.ops.edge_softmax(x.g, x.e), out), backward]
 
 
 def _typed_mm(x: _Inputs) -> Pairs:
     b, index, lengths = x.random(3, _WIDTH, 10), torch.arange(_SOURCES) % 3, torch.tensor([11, 0, _SOURCES - 11])
     return [
-        (_ops.gather_mm(x.u, b, index), gather_mm(x.u, b, index)),
-        (_ops.segment_mm(x.u, b, lengths), segment_mm(x.u, b, lengths)),
+        (x.ops.gather_mm(x.u, b, index), gather_mm(x.u, b, index)),
+        (x.ops.segment_mm(x.u, b, lengths), segment_mm(x.u, b, lengths)),
     ]
 
 
 def _quantize(x: _Inputs) -> Pairs:
-    pairs = [(_ops.absmax(x.u), absmax(x.u))]
+    pairs = [(x.ops.absmax(x.u), absmax(x.u))]
     for stochastic in (True, False):
         arguments = (x.u, None, x.seed, 5, 8, stochastic)
-        pairs += zip(_ops.quantize(*arguments), quantize(*arguments), strict=True)
+        pairs += zip(x.ops.quantize(*arguments), quantize(*arguments), strict=True)
     q, scale = x.int8(x.u)
-    return [*pairs, (_ops.dequantize(q, scale, torch.float32), dequantize(q, scale, torch.float32))]
+    return [*pairs, (x.ops.dequantize(q, scale, torch.float32), dequantize(q, scale, torch.float32))]
 
 
 def _qgemm(x: _Inputs) -> Pairs:
@@ -93,7 +109,7 @@ def _qgemm(x: _Inputs) -> Pairs:
         a = x.random(_WIDTH, 33) if trans_a else x.random(33, _WIDTH)
         b = x.random(17, _WIDTH) if trans_b else x.random(_WIDTH, 17)
         arguments = (*x.int8(a), *x.int8(b), trans_a, trans_b, None, torch.float32)
-        pairs += zip(_ops.qgemm(*arguments), qgemm(*arguments), strict=True)
+        pairs += zip(x.ops.qgemm(*arguments), qgemm(*arguments), strict=True)
     return pairs
 
 
@@ -102,20 +118,20 @@ def _qspmm(x: _Inputs) -> Pairs:
     arguments = (x.g, "mul", u, u_scale, e, e_scale, torch.float32)
     compared = (x.g, "max", u, u_scale, torch.float32)
     return [
-        *zip(_ops.qspmm(*arguments), qspmm(*arguments), strict=True),
-        *zip(_ops.qspmm_cmp(*compared), qspmm_cmp(*compared), strict=True),
+        *zip(x.ops.qspmm(*arguments), qspmm(*arguments), strict=True),
+        *zip(x.ops.qspmm_cmp(*compared), qspmm_cmp(*compared), strict=True),
     ]
 
 
 def _qsddmm(x: _Inputs) -> Pairs:
     (u, u_scale), (v, v_scale) = x.int8(x.u), x.int8(x.v)
     sides = (u, u_scale, v, v_scale, "u", "v", torch.float32)
-    return [(_ops.qsddmm(x.g, op, *sides), qsddmm(x.g, op, *sides)) for op in ("dot", "add")]
+    return [(x.ops.qsddmm(x.g, op, *sides), qsddmm(x.g, op, *sides)) for op in ("dot", "add")]
 
 
 def _int4(x: _Inputs) -> Pairs:
     arguments = (x.u, None, x.seed, 5, 4, True)
-    pairs = list(zip(_ops.quantize_int4(*arguments), int4.quantize_int4(*arguments), strict=True))
+    pairs = list(zip(x.ops.quantize_int4(*arguments), int4.quantize_int4(*arguments), strict=True))
     shape = list(x.u.shape[1:])
     (_, u), (_, scale) = pairs
     v, v_scale = int4.quantize_int4(x.v, None, x.seed, 6, 4, True)
@@ -123,20 +139,20 @@ def _int4(x: _Inputs) -> Pairs:
     sides = (u, scale, shape, v, v_scale, list(x.v.shape[1:]), "u", "v", torch.float32)
     return [
         *pairs,
-        (_ops.unpack_int4(u, shape), int4.unpack_int4(u, shape)),
-        *zip(_ops.qgemm_int4(*product), int4.qgemm_int4(*product), strict=True),
-        (_ops.qsddmm_int4(x.g, "dot", *sides), int4.qsddmm_int4(x.g, "dot", *sides)),
+        (x.ops.unpack_int4(u, shape), int4.unpack_int4(u, shape)),
+        *zip(x.ops.qgemm_int4(*product), int4.qgemm_int4(*product), strict=True),
+        (x.ops.qsddmm_int4(x.g, "dot", *sides), int4.qsddmm_int4(x.g, "dot", *sides)),
         (
-            _ops.qspmm_int4(x.g, "copy_lhs", u, scale, shape, None, torch.float32)[0],
+            x.ops.qspmm_int4(x.g, "copy_lhs", u, scale, shape, None, torch.float32)[0],
             int4.qspmm_int4(x.g, "copy_lhs", u, scale, shape, None, torch.float32)[0],
         ),
     ]
 
 
 def _dropout(x: _Inputs) -> Pairs:
-    out, mask = _ops.dropout(x.u, 0.4, x.seed, 9)
+    out, mask = x.ops.dropout(x.u, 0.4, x.seed, 9)
     expected, kept = dropout(x.u, 0.4, x.seed, 9)
-    backward = _ops.dropout_backward(x.u, kept, 0.4), dropout_backward(x.u, kept, 0.4)
+    backward = x.ops.dropout_backward(x.u, kept, 0.4), dropout_backward(x.u, kept, 0.4)
     return [(out, expected), (mask, kept), backward]
 
 
@@ -156,10 +172,10 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
 """Every family of ops by name."""
 
 
-def run_family(name: str) -> str | None:
-    """What is wrong with a family of ops, ``None`` if nothing."""
+def run_family(name: str, device: str) -> str | None:
+    """What is wrong with a family of ops on a device, ``None`` if nothing."""
     try:
-        for got, expected in FAMILIES[name](_Inputs()):
+        for got, expected in FAMILIES[name](_Inputs(torch.device(device))):
             if got.dtype != expected.dtype or got.shape != expected.shape:
                 return f"{got.dtype} {list(got.shape)} instead of {expected.dtype} {list(expected.shape)}"
             if not torch.allclose(got.double(), expected.double(), rtol=1e-5, atol=1e-5):

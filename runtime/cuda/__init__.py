@@ -13,6 +13,7 @@ import torch
 
 from gqc.errors import KernelError
 from gqc.runtime.cuda import quantize, sddmm
+from gqc.runtime.cuda.device import gpu
 from gqc.runtime.cuda.target import Argument, Target
 
 FAMILIES = (quantize, sddmm)
@@ -25,11 +26,11 @@ def run(target: Target | None, device: torch.device, name: str, *arguments: Argu
     """Launch what ``name`` stands for on a target, by default the current stream of a CUDA device.
 
     Raises:
-        KernelError: if there is no such kernel, or the device is none that gqc knows.
+        KernelError: if there is no such kernel, the device is none that gqc knows, or its kernels cannot be loaded.
     """
     launcher = LAUNCHERS.get(name)
     if launcher is None:
         raise KernelError(f"gqc has no CUDA kernel {name!r} yet: move the tensors to the CPU")
-    if target is None:
+    if target is None and device.type != "cuda":
         raise KernelError(f"gqc has no kernels for {device}: move the tensors to the CPU or a CUDA device")
-    launcher(target, *arguments)
+    launcher(target or gpu(device), *arguments)

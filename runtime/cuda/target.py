@@ -14,7 +14,8 @@ from gqc.errors import KernelError
 Argument = Any
 """An address (None for none), an integer or a number."""
 
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+ARGUMENT_TYPES = {"p": ctypes.c_uint64, "i": ctypes.c_int64, "f": ctypes.c_float}
+_TYPE_NAMES = {"p": "address", "i": "integer", "f": "number"}
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 _MOST_THREADS = 1024
 
@@ -81,10 +82,9 @@ def _typed(kernel: Kernel, position: int, value: Argument) -> Any:
         fits = isinstance(value, int) or (letter == "p" and value is None)
     if not fits:
         raise KernelError(
-            f"gqc CUDA kernel {kernel.name}: argument {position} is {value!r}, "
-            f"which is no {_TYPES[letter].__name__.removeprefix('c_')}"
+            f"gqc CUDA kernel {kernel.name}: argument {position} is {value!r}, which is no {_TYPE_NAMES[letter]}"
         )
-    return _TYPES[letter](value)
+    return ARGUMENT_TYPES[letter](value or 0)
 
 
 def blocks_for(work: int, per_block: int) -> int:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from gqc.cli import main, self_test
 from gqc.runtime import native
+from gqc.runtime.cuda import origin
 from tests.ruff import ruff_complaints
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,7 +144,7 @@ def test_python_m_gqc(user: Path) -> None:
 def test_doctor_finds_this_machine_well() -> None:
     result = run("doctor")
     assert result.exit_code == 0, result.output
-    for text in (torch.__version__, "ISA", "threads", "libgqc_cpu.so", "CUDA", "All is well."):
+    for text in (torch.__version__, "ISA", "threads", "libgqc_cpu.so", "CUDA", "GPU code", "on cpu", "All is well."):
         assert text in result.output
     for family in self_test.FAMILIES:
         assert any(line.split()[:2] == [family, "ok"] for line in result.output.splitlines()), family
@@ -157,6 +158,25 @@ def test_doctor_fails_where_a_kernel_does(monkeypatch: pytest.MonkeyPatch) -> No
     result = run("doctor")
     assert result.exit_code == 1
     assert "FAILED: differs from its reference by up to 0.5" in result.output
+
+
+def test_doctor_says_where_the_code_of_gpus_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "FAMILIES", {})
+    monkeypatch.setattr("gqc.cli.doctor.FAMILIES", {})
+    monkeypatch.setattr(origin, "fatbin", lambda: tmp_path / "gqc_cuda.fatbin")
+    monkeypatch.delenv("GQC_CUDA", raising=False)
+    assert f"GPU code     by NVRTC from {ROOT / 'csrc' / 'cuda'}\n" in run("doctor").output
+    one = bytes.fromhex(
+        "50ed55ba 0100 1000 6000000000000000"  # header: 96 bytes of entries
+        "0200 0101 20000000 1000000000000000 000000000000000000000000 5a000000"
+        + 16 * "00"  # machine code of sm_90
+        + "0100 0101 20000000 1000000000000000 000000000000000000000000 78000000"
+        + 16 * "00"  # PTX of compute_120
+    )
+    (tmp_path / "gqc_cuda.fatbin").write_bytes(2 * one)
+    assert "GPU code     sm_90, compute_120 in " in run("doctor").output
+    monkeypatch.setenv("GQC_CUDA", "ptx")
+    assert "GPU code     GQC_CUDA='ptx': choose 'fatbin' or 'nvrtc'" in run("doctor").output
 
 
 def test_doctor_names_a_wrong_isa(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class Emulator:
         memory = (Memory * len(arguments))()
         for i, argument in enumerate(arguments):
             ctypes.memmove(ctypes.addressof(values) + 8 * i, ctypes.addressof(argument), ctypes.sizeof(argument))
-            if isinstance(argument, ctypes.c_void_p) and argument.value:
+            if kernel.arguments[i] == "p" and argument.value:
                 memory[i] = self._addresses.find(kernel, i, argument.value)
         native = _load(self._library)
         error = native.emu_launch(
@@ -162,6 +162,16 @@ def build(
 def library() -> Path:
     """That of all kernels of csrc/cuda."""
     return build(sorted(KERNELS.glob("*.cu")), Path("build/emu"))
+
+
+@cache
+def exports() -> tuple[tuple[str, str], ...]:
+    """Name and arguments of each kernel in that library."""
+    native, found, arguments = _load(library()), [], ctypes.c_char_p()
+    native.emu_kernel.restype = ctypes.c_char_p
+    while name := native.emu_kernel(len(found), ctypes.byref(arguments)):
+        found.append((name.decode(), arguments.value.decode()))
+    return tuple(found)
 
 
 @cache

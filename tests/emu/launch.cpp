@@ -114,3 +114,12 @@ extern "C" __attribute__((visibility("default"))) const char* emu_launch(  //
     emu::set_tensors({});
     return error.empty() ? nullptr : error.c_str();
 }
+
+// Name and arguments of each kernel by its number from 0; null beyond the last.
+extern "C" __attribute__((visibility("default"))) const char* emu_kernel(int number, const char** arguments) {
+    const emu::Export* kernel = emu::exports;
+    while (kernel && number-- > 0) kernel = kernel->next;
+    if (!kernel) return nullptr;
+    *arguments = kernel->arguments.c_str();
+    return kernel->name;
+}
