@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 import subprocess
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ FLAGS = [
     *("-ffp-contract=off", "-fno-strict-aliasing"),  # kernels read float4 from float*
 ]
 HOOKS = ["-fsanitize=thread", "-fno-tree-vectorize"]  # of kernels, see hooks.cpp: each access as it is written
+ADDRESS = ["-O1", "-fsanitize=address,bounds,shift,signed-integer-overflow", "-fno-sanitize-recover=all"]
 _FRAMES = 32
 
 
@@ -126,20 +128,22 @@ class Addresses:
         )
 
 
-def build(
-    sources: Sequence[Path], folder: Path, flags: Sequence[str] = (), hooks: Sequence[str] = tuple(HOOKS)
-) -> Path:
+def build(sources: Sequence[Path], folder: Path) -> Path:
     """Compile what has changed; processes that want the same library wait for the one that builds it.
+
+    With ``GQC_SANITIZE=address`` in the environment (see :func:`sanitized`) the kernels are under AddressSanitizer. It
+    sees what the emulator cannot: accesses outside of a thread's own arrays, and integers that overflow.
 
     Args:
         sources: kernels, ``.cu``.
-        folder: of the library and its objects.
-        flags: beyond :data:`FLAGS`.
-        hooks: flags of the kernels alone.
+        folder: of the library and its objects; ``-address`` is added to its name under AddressSanitizer.
 
     Raises:
         setuptools.errors.CompileError: with the compiler's output.
     """
+    flags, hooks = [], HOOKS
+    if os.environ.get("GQC_SANITIZE") == "address":
+        folder, flags, hooks = folder.with_name(f"{folder.name}-address"), ADDRESS, []
     folder.mkdir(parents=True, exist_ok=True)
     library, command = folder / "libemulated.so", (*compiler(), *FLAGS, *flags)
     compile_one = (*command, "-MMD", "-c", "-x", "c++")
@@ -162,6 +166,12 @@ def build(
 def library() -> Path:
     """That of all kernels of csrc/cuda."""
     return build(sorted(KERNELS.glob("*.cu")), Path("build/emu"))
+
+
+def sanitized() -> dict[str, str]:
+    """Environment of a Python process that runs kernels under AddressSanitizer, which must be loaded before Python."""
+    libasan = execute([*compiler(), "-print-file-name=libasan.so"]).strip()
+    return {**os.environ, "GQC_SANITIZE": "address", "LD_PRELOAD": libasan, "ASAN_OPTIONS": "detect_leaks=0"}
 
 
 @cache

@@ -12,12 +12,12 @@ from gqc.errors import KernelError
 from gqc.runtime.cuda.target import Kernel, launch
 from tests.emu import emulator
 
-KERNELS = Path("tests/emu/kernels")
+KERNELS, BUILT = Path("tests/emu/kernels"), Path("build/emu-tests")
 
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    return emulator.build(sorted(KERNELS.glob("*.cu")), Path("build/emu-tests"))
+    return emulator.build(sorted(KERNELS.glob("*.cu")), BUILT)
 
 
 @pytest.fixture(params=emulator.ORDERS)

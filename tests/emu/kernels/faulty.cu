@@ -262,6 +262,20 @@ GQC_GLOBAL(64) missing_global_barrier(float* x) {
 }
 GQC_EXPORT(missing_global_barrier)
 
+// ---- a thread's own memory, which only the sanitizers see
+
+GQC_GLOBAL(32) local_array_out_of_range(float* out, int64_t n) {
+    float own[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+    for (int64_t i = 0; i < n; ++i) own[i % n] += own[(i + 1) % n];
+    out[threadIdx.x] = own[threadIdx.x % 4];
+}
+GQC_EXPORT(local_array_out_of_range)
+
+GQC_GLOBAL(32) integer_overflow(float* out, int64_t n) {
+    out[threadIdx.x] = static_cast<float>(static_cast<int>(n) + static_cast<int>(threadIdx.x));
+}
+GQC_EXPORT(integer_overflow)
+
 // ---- copies that run while the thread goes on
 
 template <bool has_wait, bool has_barrier>

@@ -1,0 +1,47 @@
+"""The emulator under AddressSanitizer, which has to be loaded before Python: in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.emu import emulator
+
+# Launches in a child of its own each of "kernel tensors n"; prints whether it has come back.
+LAUNCH = """
+import os, sys, torch
+from tests.emu import emulator, test_emulator
+target = emulator.Emulator(emulator.build(sorted(test_emulator.KERNELS.glob("*.cu")), test_emulator.BUILT))
+for case in sys.argv[1:]:
+    name, tensors, n = case.split()
+    if not (child := os.fork()):
+        test_emulator.run(target, name, 1, 32, *(torch.ones(32) for _ in range(int(tensors))), int(n))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(case, "passes" if status == 0 else "fails", flush=True)
+"""
+RIGHT = ("read_out_of_range 2 31", "local_array_out_of_range 1 4", f"integer_overflow 1 {2**31 - 32}")
+FAULTS = {
+    "read_out_of_range 2 32": "AddressSanitizer: heap-buffer-overflow",
+    "local_array_out_of_range 1 5": "out of bounds",
+    f"integer_overflow 1 {2**31 - 31}": "signed integer overflow",
+}
+
+
+def run_sanitized(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], env=emulator.sanitized(), capture_output=True, text=True)
+
+
+def test_planted_faults_are_reported() -> None:
+    done = run_sanitized("-c", LAUNCH, *RIGHT, *FAULTS)
+    outcomes = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    assert outcomes == {case: "passes" if case in RIGHT else "fails" for case in (*RIGHT, *FAULTS)}, done.stderr
+    for words in FAULTS.values():
+        assert words in done.stderr
+    assert "faulty.cu" in done.stderr
+
+
+def test_the_kernels_of_gqc_pass() -> None:
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "cuda-emulated")
+    done = run_sanitized("-m", "pytest", *options, "tests/runtime")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
