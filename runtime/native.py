@@ -25,10 +25,10 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 # Arguments of each kernel after `threads`: p pointer, i int64, f float.
 SIGNATURES = {
     # graph
-    "spmm": "iiippppppp",
-    "qspmm": "iiipppppppippp",
-    "spmm_cmp": "iiipppppipp",
-    "spmm_cmp_bwd": "iippppip",
+    "spmm": "iiiippppppp",
+    "qspmm": "iiiipppppppippp",
+    "spmm_cmp": "iiiipppppipp",
+    "spmm_cmp_bwd": "iiippppip",
     "spmm_cmp_bwd_src": "iiipppip",
     "sddmm": "iiipppppp",
     "qsddmm": "iiippppppipp",

@@ -23,6 +23,7 @@ class _Native(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("runs", "length", "lhs_width", "rhs_width", "lhs_step", "rhs_step")),
         *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("lhs_offsets", "rhs_offsets")),
     )
+    __hash__ = object.__hash__  # so that what is derived from a layout can be cached
 
 
 class FeatureLayout(NamedTuple):

@@ -22,7 +22,7 @@ from gqc.runtime.ops.graph_arguments import (
 from gqc.runtime.ops.int4 import packed_or_float32, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.spmm_cmp import best_rows
-from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst
+from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst, num_edges
 
 
 def _qspmm(
@@ -65,7 +65,7 @@ def _sum(
         kernels.run(
             out,
             "qspmm",
-            *(OP_CODES[op], is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr()),
+            *(OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()),
             *(address(lhs[0]), lhs[1], address(lhs[2]), address(rhs[0]), rhs[1], address(rhs[2])),
             *(packed, layout, out.data_ptr(), absmax.data_ptr()),
         )

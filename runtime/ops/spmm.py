@@ -22,7 +22,7 @@ from gqc.runtime.ops.graph_arguments import (
 )
 from gqc.runtime.ops.library import define, differentiate
 from gqc.runtime.reference.spmm import spmm as reference
-from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst, reverse
+from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst, num_edges, reverse
 
 
 def _spmm(g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None) -> Tensor:
@@ -43,7 +43,7 @@ def _spmm(g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None) -> Tenso
         kernels.run(
             out,
             "spmm",
-            *(OP_CODES[op], is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr()),
+            *(OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()),
             *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout, out.data_ptr()),
         )
     return out if dtype is torch.float32 else out.to(dtype)

@@ -50,7 +50,7 @@ def best_rows(g: list[Tensor], reduce: str, x: Tensor, rows: Tensor, scale: Tens
         kernels.run(
             out,
             "spmm_cmp",
-            *(reduce == "max", is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
+            *(reduce == "max", is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(x.data_ptr(), rows.data_ptr(), address(scale), out[0].numel(), out.data_ptr(), arg.data_ptr()),
         )
     return out, arg
@@ -83,7 +83,7 @@ def _spmm_cmp_bwd(g: list[Tensor], arg: Tensor, grad: Tensor) -> Tensor:
         kernels.run(
             out,
             "spmm_cmp_bwd",
-            *(is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
+            *(is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(arg.data_ptr(), values.data_ptr(), out[0].numel(), out.data_ptr()),
         )
     return out.to(grad.dtype)

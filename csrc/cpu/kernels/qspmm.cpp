@@ -69,8 +69,8 @@ struct QuantizedSpmm {
 // As spmm with the operations kCopy and kMul, of which at least one operand is quantized: that has a pointer to its
 // scale, a float operand has null. With `packed` the quantized one is packed and the other float. absmax: largest
 // magnitude in out, NaN if out holds NaN.
-GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const void* lhs,
-                  const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
+GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
+                  const void* lhs, const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
                   const float* rhs_scale, int64_t packed, const FeatureLayout* layout, float* out, float* absmax) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);

@@ -42,9 +42,9 @@ struct Spmm {
 }  // namespace
 
 // out[v] = sum over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]); kCopy reads lhs only.
-GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const float* lhs,
-                 const void* lhs_rows, const float* rhs, const void* rhs_rows, const FeatureLayout* layout,
-                 float* out) {
+GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
+                 const float* lhs, const void* lhs_rows, const float* rhs, const void* rhs_rows,
+                 const FeatureLayout* layout, float* out) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         return Spmm<Index>{threads,

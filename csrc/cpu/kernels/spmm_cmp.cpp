@@ -7,9 +7,9 @@ namespace gqc::GQC_ISA {
 
 // out[v] = max (or min) over the entries p of row v of x[x_rows[p]], arg[v] = eids[p] of the best one; 0 and -1 for an
 // empty row. x has rows of `width` floats or, where scale is not null, int8 values of that scale.
-GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t rows, const void* indptr,
-                     const void* eids, const void* x, const void* x_rows, const float* scale, int64_t width, float* out,
-                     int64_t* arg) {
+GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t rows, int64_t /*entries*/,
+                     const void* indptr, const void* eids, const void* x, const void* x_rows, const float* scale,
+                     int64_t width, float* out, int64_t* arg) {
     return with_index(is_int64, [&](auto index) -> Error {
         using Index = decltype(index);
         const auto best = [&](auto order, auto value) {
@@ -34,8 +34,8 @@ GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t 
 }
 
 // out[arg[v, f], f] = grad[v, f] and 0 on all other edges; row v's edges are eids[indptr[v]] .. eids[indptr[v + 1]].
-GQC_KERNEL(spmm_cmp_bwd)(int64_t threads, int64_t is_int64, int64_t rows, const void* indptr, const void* eids,
-                         const int64_t* arg, const float* grad, int64_t width, float* out) {
+GQC_KERNEL(spmm_cmp_bwd)(int64_t threads, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
+                         const void* eids, const int64_t* arg, const float* grad, int64_t width, float* out) {
     return with_index(is_int64, [&](auto index) -> Error {
         using Index = decltype(index);
         const Rows<Index> matrix{static_cast<const Index*>(indptr), rows};
