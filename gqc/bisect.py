@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import fx, nn
 
 from gqc.compile import compile, is_compiled, state_of
 from gqc.errors import GqcError
+from gqc.given import arguments, copy_of
 from gqc.joint import JointGraph
 from gqc.passes.nodes import origin
 from gqc.passes.primitive import Primitive, marked
@@ -113,15 +115,21 @@ def bisect(
 
     Raises:
         ValueError: ``share`` or ``repeats`` is out of range.
-        GqcError: ``loss_fn`` returned no number, or no call of the copy was compiled.
+        TypeError: ``model`` is not a ``torch.nn.Module``, ``inputs`` no tuple, or ``loss_fn`` no function.
+        GqcError: ``loss_fn`` returned no number, no call of the copy was compiled, or the model cannot be copied.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"gqc.bisect: share={share} must be above 0 and at most 1")
-    if repeats < 1:
-        raise ValueError(f"gqc.bisect: repeats={repeats} must be at least 1")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"gqc.bisect takes a torch.nn.Module, not {type(model).__name__}")
+    if not callable(loss_fn):
+        raise TypeError(f"gqc.bisect: loss_fn={loss_fn!r} must be a function of the model and the inputs")
+    inputs, _ = arguments("gqc.bisect", inputs)
+    if not (isinstance(share, Real) and 0 < share <= 1):
+        raise ValueError(f"gqc.bisect: share={share!r} must be above 0 and at most 1")
+    if not (isinstance(repeats, int) and repeats >= 1):
+        raise ValueError(f"gqc.bisect: repeats={repeats!r} must be an integer of at least 1")
     eager = state_of(model).model if is_compiled(model) else model
     policy = policy or (state_of(model).policy if is_compiled(model) else Policy())
-    trial = _Trial(eager, loss_fn, tuple(inputs), policy, repeats)
+    trial = _Trial(eager, loss_fn, inputs, Policy.of(policy, {}), repeats)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn()
     with Progress(*columns, transient=True, disable=not progress) as bar:
         task = bar.add_task("exact", total=None, left="")
@@ -190,18 +198,24 @@ class _Trial:
         return tuple(self._seen)
 
     def _run(self, chosen: frozenset[Suspect], seed: int) -> float:
-        only = Insert(_Only(chosen, self._seen), before="quantize_operands", name="only")
-        model = compile(copy.deepcopy(self.eager), replace(self.policy, passes=(*self.policy.passes, only)))
-        inputs = copy.deepcopy(self.inputs)
+        only = Insert(_Only(chosen, self._seen), before="quantize_operands", name="gqc.bisect")
+        model = compile(copy_of(self.eager, "gqc.bisect"), replace(self.policy, passes=(*self.policy.passes, only)))
+        try:
+            inputs = copy.deepcopy(self.inputs)
+        except (RuntimeError, TypeError) as error:
+            raise GqcError(f"gqc.bisect: inputs cannot be copied for each run ({error}): detach() them") from error
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             loss = self.loss_fn(model, *inputs)
         if not state_of(model).variants:
-            raise GqcError("gqc.bisect: no call of the model was compiled; see gqc.explain(model) for the reason")
-        try:
+            why = "; ".join(map(str, state_of(model).fallbacks.values())) or (
+                "loss_fn did not call it, or its first call filled a cache of a module: call the model once before"
+            )
+            raise GqcError(f"gqc.bisect: no call of the model was compiled: {why}")
+        if isinstance(loss, Real) or (isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex()):
             return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise GqcError(f"gqc.bisect: loss_fn returned {type(loss).__name__}, not one number") from error
+        shape = f" of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+        raise GqcError(f"gqc.bisect: loss_fn returned a {type(loss).__name__}{shape}, not one number")
 
 
 @dataclass(frozen=True)
@@ -212,7 +226,7 @@ class _Only:
     seen: dict[Suspect, None]
 
     def __call__(self, joint: JointGraph, policy: Policy) -> Report:
-        report = Report("only")
+        report = Report("gqc.bisect")
         for node, primitive in marked(joint.graph):
             if primitive.kept is not None:
                 continue

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from gqc.capture import Call, StateChange
 from gqc.compile import state_of
+from gqc.errors import CaptureError, GqcError
 from gqc.joint import SEED, TANGENT
 from gqc.node_error import NodeError, node_errors
-from gqc.text import printed
-from gqc.variant import CompiledStage, IslandStep
+from gqc.text import printed, show
+from gqc.variant import CompiledStage, IslandStep, Variant
 
 
 @dataclass(frozen=True)
@@ -62,21 +65,23 @@ def error_report(
 
     Both runs share weights, inputs, dropout masks and the gradient that the model's output receives, so every
     difference is due to rounding. A model with eager islands is compared part by part: each part starts from the values
-    of the quantized run. Parameters, buffers, gradients and the random number generator are left as they were.
+    of the quantized run. Parameters, buffers, attributes of modules, columns of graphs, gradients and the random number
+    generator are left as they were.
 
     Args:
         model: a result of :func:`gqc.compile`; it is compiled for this call if it has not been.
         *inputs: what the model is called with.
         loss_fn: takes the model's result and returns the scalar whose gradient starts the backward. By default every
-            element of every output receives a gradient drawn from N(0, 1).
+            element of every output receives a gradient drawn from N(0, 1). Without gradients it is not called.
         **kwargs: what the model is called with by name.
 
     Raises:
         TypeError: the model did not come from :func:`gqc.compile`.
         CaptureError: calls of this kind run in eager full precision, so there is nothing to compare.
+        GqcError: ``loss_fn`` returned no number that depends on the model.
     """
     report = measure_errors(model, inputs, kwargs, loss_fn)
-    Console().print(report)
+    show(report)
     return report
 
 
@@ -89,10 +94,15 @@ def measure_errors(
     """What :func:`error_report` prints."""
     state = state_of(model)
     with _undone(state.model, state.seed):
-        variant, call = state.variant_of(inputs, kwargs)
+        try:
+            variant, call = state.variant_of(inputs, kwargs)
+        except StateChange as change:
+            reason = f"{change.reason}; if that fills a cache, call the model once before"
+            raise CaptureError(reason, module=change.module, location=change.location) from change
         recorder = _Recorder()
-        result = variant.run(call, inputs, kwargs, recorder)
-        differentiate(result, loss_fn, [*state.model.parameters(), *call.flat])
+        with _columns_put_back(variant, call):
+            result = variant.run(call, inputs, kwargs, recorder)
+            differentiate(result, loss_fn, [*state.model.parameters(), *call.flat])
         nodes = [error for stage in recorder.stages for error in stage.errors(state.seed)]
     nodes.sort(key=lambda n: (not math.isnan(n.relative), -n.relative))
     return ErrorReport(type(model).__name__, tuple(nodes))
@@ -100,7 +110,8 @@ def measure_errors(
 
 @contextmanager
 def _undone(model: nn.Module, seed: Any) -> Iterator[None]:
-    """Buffers, the generator and the step of the seed are put back at the end."""
+    """What the modules hold, the generator and the step of the seed are put back at the end."""
+    held = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     generator, step = torch.get_rng_state(), seed.step
     try:
@@ -111,6 +122,27 @@ def _undone(model: nn.Module, seed: Any) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        for module, attributes, slots in held:
+            for added in vars(module).keys() - attributes.keys():
+                del vars(module)[added]
+            vars(module).update(attributes)
+            module._buffers.update(slots)
+
+
+@contextmanager
+def _columns_put_back(variant: Variant, call: Call) -> Iterator[None]:
+    """Columns that the model writes to graphs are put back at the end."""
+    outputs = variant.captured.outputs
+    before = []
+    for writes in outputs.graph_writes:
+        adapter, graph = outputs.inputs.graphs[writes.graph].adapter, call.graphs[writes.graph]  # type: ignore[union-attr]
+        columns = adapter.tensors(graph)
+        before.append((adapter, graph, {name: columns.get(name) for name in writes.columns}))
+    try:
+        yield
+    finally:
+        for adapter, graph, columns in before:
+            adapter.write_back(graph, columns)
 
 
 @dataclass(frozen=True)
@@ -130,6 +162,11 @@ class _RunStage:
             for p in joint.placeholders
         ]
         return (error for error, _ in node_errors(joint, values))
+
+    def receive(self, index: int, gradient: Tensor | None) -> None:
+        """Keep the gradient of a result; autograd gives ``None`` where the loss does not depend on it."""
+        if gradient is not None:
+            self.gradients[index] = gradient.detach()
 
     def _gradient(self, index: int) -> Tensor:
         return self.gradients.get(index, torch.zeros_like(self.results[index]))
@@ -151,18 +188,28 @@ class _Recorder:
         run = _RunStage(step, arguments, results, {})
         for index, result in enumerate(results):
             if isinstance(result, Tensor) and result.requires_grad:
-                result.register_hook(lambda grad, i=index: run.gradients.__setitem__(i, grad.detach()))
+                result.register_hook(partial(run.receive, index))
         self.stages.append(run)
 
 
 def differentiate(result: Any, loss_fn: Callable[[Any], Tensor] | None, leaves: list[Any]) -> None:
-    """Run the backward, which hands every stage its gradients, without touching ``.grad``."""
+    """Run the backward, which hands every stage its gradients, without touching ``.grad``.
+
+    Raises:
+        GqcError: ``loss_fn`` returned no number that depends on the model.
+    """
     wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
     outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
     if not wanted or not outputs:
         return
     if loss_fn is not None:
-        torch.autograd.grad(loss_fn(result), wanted, allow_unused=True)
+        loss = loss_fn(result)
+        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+            got = f"a {type(loss).__name__}"
+            if isinstance(loss, Tensor):
+                got = f"a tensor of shape {list(loss.shape)}" + ", which has no gradient" * (not loss.requires_grad)
+            raise GqcError(f"gqc.error_report: loss_fn returned {got}: return one number computed from its argument")
+        torch.autograd.grad(loss, wanted, allow_unused=True)
         return
     generator = torch.Generator().manual_seed(0)
     noise = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]

@@ -89,10 +89,28 @@ def test_smallest_set_of_two():
         (lambda m, x: m(x), {}, gqc.GqcError, "not one number"),
         (lambda m, x: 0.0, {}, gqc.GqcError, "no call of the model was compiled"),
         (lambda m, x: m(x).detach().sum() * math.nan, {}, gqc.GqcError, "no gap of numbers"),
+        (lambda m, x: str(m(x).sum().item()), {}, gqc.GqcError, "loss_fn returned a str, not one number"),
         (lambda m, x: 0.0, {"share": 0}, ValueError, "share=0"),
+        (lambda m, x: 0.0, {"share": "all"}, ValueError, "share='all'"),
         (lambda m, x: 0.0, {"repeats": 0}, ValueError, "repeats=0"),
+        (lambda m, x: 0.0, {"repeats": 1.5}, ValueError, "repeats=1.5"),
+        (lambda m, x: 0.0, {"policy": "int8"}, gqc.PolicyError, "policy='int8'"),
+        (None, {}, TypeError, "loss_fn=None must be a function"),
     ],
 )
 def test_errors(loss, options, error, text):
     with pytest.raises(error, match=text):
         gqc.bisect(nn.Linear(64, 64), loss, (torch.randn(300, 64),), progress=False, **options)
+
+
+def test_what_is_given_otherwise():
+    x, model = torch.randn(300, 64), nn.Linear(64, 64)
+    with pytest.raises(TypeError, match=r"as a tuple, such as \(graph, x\), not a Tensor"):
+        gqc.bisect(model, distance, x, progress=False)
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module, not int"):
+        gqc.bisect(3, distance, (x,), progress=False)
+    with pytest.raises(gqc.GqcError, match=r"inputs cannot be copied for each run .*: detach\(\) them"):
+        gqc.bisect(model, distance, (x * x.clone().requires_grad_(), x), progress=False)
+    model.hidden = model(x)
+    with pytest.raises(gqc.GqcError, match="the model holds a tensor with gradient history in its attribute 'hidden'"):
+        gqc.bisect(model, distance, (x, x), progress=False)

@@ -102,6 +102,70 @@ def test_nothing_changes(seed: int | None):
     torch.testing.assert_close(twin(x), expected, rtol=0, atol=0)
 
 
+class Remembers(MLP):
+    """Replaces a buffer, keeps a tensor, fills a column of the graph, and returns less than it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(64))
+        self.hidden = None
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        h = self.first(x)
+        self.average = 0.9 * self.average + h.detach().mean(0)
+        self.hidden = h.detach()
+        graph.ndata["h"] = self.last(h)
+        graph.ndata["feat"] = h
+        return self.last(h - self.average)
+
+
+def test_what_forward_writes_is_put_back():
+    dgl = pytest.importorskip("dgl")
+    model, graph, x = Remembers(), dgl.rand_graph(400, 900), torch.randn(400, 32)
+    graph.ndata["feat"] = x
+    average, value, feat = model.average, model.average.clone(), graph.ndata["feat"]
+    report = gqc.error_report(gqc.compile(model), graph, x)
+    assert report.of("gradient")
+    assert model.average is average
+    assert torch.equal(average, value)
+    assert model.hidden is None
+    assert list(graph.ndata) == ["feat"]
+    assert graph.ndata["feat"] is feat
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "returned"),
+    [
+        (lambda out: out, r"a tensor of shape \[400, 8\]:"),
+        (lambda out: out.detach().sum(), r"a tensor of shape \[\], which has no gradient"),
+        (lambda out: out.sum().item(), "a float"),
+        (lambda out: None, "a NoneType"),
+    ],
+)
+def test_a_loss_without_gradient_is_refused(loss_fn, returned):
+    with pytest.raises(gqc.GqcError, match=f"loss_fn returned {returned}.* return one number"):
+        gqc.error_report(gqc.compile(MLP()), torch.randn(400, 32), loss_fn=loss_fn)
+
+
+class FillsCache(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cached is None:
+            self.cached = (x * 2,)
+        return self.last(self.first(x) + self.cached[0].mean())
+
+
+def test_a_cache_that_the_first_call_fills():
+    compiled, x = gqc.compile(FillsCache()), torch.randn(400, 32)
+    with pytest.raises(gqc.CaptureError, match="if that fills a cache, call the model once before"):
+        gqc.error_report(compiled, x)
+    compiled(x)
+    assert gqc.error_report(compiled, x).nodes
+
+
 def test_loss_function_starts_the_backward():
     compiled = gqc.compile(MLP())
     report = gqc.error_report(compiled, torch.randn(400, 32), loss_fn=lambda out: (out * 0).sum())
