@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+from collections import Counter
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -84,8 +85,11 @@ def policy_of(options: tuple[tuple[str, Any], ...]) -> Policy:
     """The policy that options make.
 
     Raises:
-        click.BadParameter: a field is unknown or has an unknown value.
+        click.BadParameter: a field is unknown, has an unknown value, or is set twice.
     """
+    counts = Counter(field for field, _ in options)
+    for field in (field for field, count in counts.items() if count > 1):
+        raise click.BadParameter(f"{field} is set twice: give all of its value at once", param_hint="'--set'")
     try:
         return Policy.of(None, dict(options))
     except GqcError as error:

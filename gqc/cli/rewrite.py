@@ -51,7 +51,7 @@ def rewrite(
     if output == "-":
         click.echo(source, nl=False)
         return
-    Path(output).write_text(source)
+    Path(output).write_text(source, encoding="utf-8")
     click.echo(f"wrote {output}: {len(source.splitlines())} lines, for {' and '.join(dict.fromkeys(modes))}", err=True)
 
 

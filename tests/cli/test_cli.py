@@ -92,6 +92,7 @@ def test_rewrite_prints_without_output_and_finds_example_inputs(user: Path) -> N
         (["missing.py:make_model"], 2, "there is no file 'missing.py'"),
         (["{user}"], 2, "is not of the form path/to/file.py:name"),
         (["{user}:make_model", "--set", "bitz=8"], 2, "did you mean 'bits'"),
+        (["{user}:make_model", "--set", "bits=8", "--set", "bits=4"], 2, "bits is set twice"),
         (["{user}:make_model", "--set", "bits"], 2, "not of the form field=value"),
         (["{user}:make_model", "--mode", "test"], 2, "'test' is not one of"),
         (["{user}:no_model"], 1, "gives a int, not a torch.nn.Module"),
