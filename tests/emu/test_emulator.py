@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime.cuda.target import Kernel, launch
-from tests.emu import emulator
-
-KERNELS, BUILT = Path("tests/emu/kernels"), Path("build/emu-tests")
-
-
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return emulator.build(sorted(KERNELS.glob("*.cu")), BUILT)
-
-
-@pytest.fixture(params=emulator.ORDERS)
-def target(request: pytest.FixtureRequest, library: Path) -> emulator.Emulator:
-    return emulator.Emulator(library, request.param, torch.initial_seed())
-
-
-def run(target: emulator.Emulator, name: str, blocks: int, threads: int, *arguments: Tensor | int | float) -> None:
-    """Launch a kernel; tensors, integers and numbers say what its arguments are."""
-    letters = "".join("p" if isinstance(a, Tensor) else "i" if isinstance(a, int) else "f" for a in arguments)
-    with target.running():
-        addresses = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-        launch(target, Kernel(name, letters), blocks, threads, *addresses)
+from tests.emu import emulator, small_kernels
+from tests.emu.small_kernels import run
 
 
 def floats(n: int) -> Tensor:
     return torch.rand(n)
-
-
-def of_warps(*values: float) -> Tensor:
-    return torch.tensor(values).repeat_interleave(32)
 
 
 FAULTS = {
@@ -142,8 +117,8 @@ def test_atomic_updates_of_blocks_add_up(target: emulator.Emulator) -> None:
     assert out == x.sum()
 
 
-def test_a_launch_that_does_not_fit_its_kernel_is_refused(library: Path) -> None:
-    target, out = emulator.Emulator(library), torch.empty(64)
+def test_a_launch_that_does_not_fit_its_kernel_is_refused() -> None:
+    target, out = emulator.Emulator(small_kernels.library()), torch.empty(64)
     with pytest.raises(KernelError, match="absent: no such kernel"):
         run(target, "absent", 1, 32, out)
     with pytest.raises(KernelError, match="takes the arguments pif and is launched with pff"):
@@ -156,9 +131,9 @@ def test_a_launch_that_does_not_fit_its_kernel_is_refused(library: Path) -> None
     assert (out == 1.5).all()
 
 
-def test_a_fault_names_the_line_and_leaves_the_emulator_usable(library: Path) -> None:
-    target = emulator.Emulator(library)
-    text = (KERNELS / "faulty.cu").read_text().splitlines()
+def test_a_fault_names_the_line_and_leaves_the_emulator_usable() -> None:
+    target = emulator.Emulator(small_kernels.library())
+    text = (small_kernels.FOLDER / "faulty.cu").read_text().splitlines()
     line = next(i for i, code in enumerate(text, 1) if "] = x[i + 1]" in code and "for" in code)
     for _ in range(2):
         with pytest.raises(KernelError, match=rf"thread \(35, 0, 0\) \(faulty\.cu:{line}\)"):

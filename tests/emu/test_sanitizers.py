@@ -10,12 +10,12 @@ from tests.emu import emulator
 # Launches in a child of its own each of "kernel tensors n"; prints whether it has come back.
 LAUNCH = """
 import os, sys, torch
-from tests.emu import emulator, test_emulator
-target = emulator.Emulator(emulator.build(sorted(test_emulator.KERNELS.glob("*.cu")), test_emulator.BUILT))
+from tests.emu import emulator, small_kernels
+target = emulator.Emulator(small_kernels.library())
 for case in sys.argv[1:]:
     name, tensors, n = case.split()
     if not (child := os.fork()):
-        test_emulator.run(target, name, 1, 32, *(torch.ones(32) for _ in range(int(tensors))), int(n))
+        small_kernels.run(target, name, 1, 32, *(torch.ones(32) for _ in range(int(tensors))), int(n))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     print(case, "passes" if status == 0 else "fails", flush=True)
