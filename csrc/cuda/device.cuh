@@ -15,14 +15,17 @@
 //
 // What the emulator must see is written so:
 //
-//     GQC_SHARED(float, sums, 32);            float sums[32] in shared memory; sums[i] reads and writes as usual
+//     GQC_SHARED(float, sums, 32);            float sums[32] in shared memory; sums[i] reads and writes as usual,
+//                                             atomicAdd(&sums[i], x) updates
 //     shared_load<int4>(tile, i)              sizeof(int4) bytes of a shared array from element i on
 //     shared_store<int4>(tile, i, value)
 //     global_load<float4>(p)                  as *(const float4*)p; the emulator checks that p is aligned
 //     global_store<float4>(p, value)
 //
 // A function that is given a shared array takes it as `const Array&` of a template parameter. Warps work together by
-// the _sync intrinsics with full masks, and no thread leaves before the last __syncthreads() of its block.
+// the _sync intrinsics with full masks, and no thread leaves before the last __syncthreads() of its block. What lanes
+// leave for each other in memory is ordered by __syncwarp(), not by a shuffle; nothing orders blocks. docs/cuda.md
+// lists what the emulator reports.
 //
 // Products and sums are not contracted (-fmad=false), so that results equal the CPU's; write __fmaf_rn where only speed
 // counts.
