@@ -32,8 +32,8 @@ SIGNATURES = {
     "spmm_cmp_bwd_src": "iiipppip",
     "sddmm": "iiipppppp",
     "qsddmm": "iiippppppipp",
-    "edge_softmax": "iipppip",
-    "edge_softmax_bwd": "iippppip",
+    "edge_softmax": "iiipppip",
+    "edge_softmax_bwd": "iiippppip",
     # quantize
     "absmax": "piip",
     "quantize": "piippiiipp",

@@ -12,7 +12,7 @@ from gqc.runtime import kernels
 from gqc.runtime.ops.graph_arguments import check_floats, check_rows, float32, is_int64
 from gqc.runtime.ops.library import define, differentiate
 from gqc.runtime.reference import edge_softmax as reference
-from gqc.runtime.relation import CSC_EIDS, CSC_INDPTR, num_dst
+from gqc.runtime.relation import CSC_EIDS, CSC_INDPTR, num_dst, num_edges
 
 
 def _edge_softmax(g: list[Tensor], logits: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def _edge_softmax(g: list[Tensor], logits: Tensor) -> Tensor:
         kernels.run(
             values,
             "edge_softmax",
-            *(is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
+            *(is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(values.data_ptr(), values[0].numel(), out.data_ptr()),
         )
     return out.to(logits.dtype)
@@ -47,7 +47,7 @@ def _edge_softmax_bwd(g: list[Tensor], out: Tensor, grad: Tensor) -> Tensor:
         kernels.run(
             weights,
             "edge_softmax_bwd",
-            *(is_int64(g), num_dst(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
+            *(is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr(), g[CSC_EIDS].data_ptr()),
             *(weights.data_ptr(), gradient.data_ptr(), weights[0].numel(), result.data_ptr()),
         )
     return result.to(out.dtype)

@@ -14,6 +14,7 @@ CUDA = "cuda-emulated"
 
 # Tests, as "file" or "file.function", whose kernels are all there in csrc/cuda.
 EMULATED: tuple[str, ...] = (
+    "test_edge_softmax",
     "test_qsddmm",
     "test_sddmm.test_nan_and_inf_stay",
     "test_sddmm.test_dot_does_not_depend_on_threads",

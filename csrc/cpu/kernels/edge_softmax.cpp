@@ -151,8 +151,9 @@ Error for_each_row(int64_t threads, const EdgeRows<Index>& edges, const Body& bo
 
 }  // namespace
 
-// out[e, h] = softmax of logits[e, h] over the edges e = eids[indptr[v]] .. of each row v.
-GQC_KERNEL(edge_softmax)(int64_t threads, int64_t is_int64, int64_t rows, const void* indptr, const void* eids,
+// out[e, h] = softmax of logits[e, h] over the edges e = eids[indptr[v]] .. of each row v. The number of edges, not
+// used here, is for back ends that cannot read indptr.
+GQC_KERNEL(edge_softmax)(int64_t threads, int64_t is_int64, int64_t rows, int64_t, const void* indptr, const void* eids,
                          const float* logits, int64_t heads, float* out) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
@@ -166,8 +167,8 @@ GQC_KERNEL(edge_softmax)(int64_t threads, int64_t is_int64, int64_t rows, const 
 }
 
 // result[e, h] = gradient of the logits, from the softmax `out` and its gradient `grad`.
-GQC_KERNEL(edge_softmax_bwd)(int64_t threads, int64_t is_int64, int64_t rows, const void* indptr, const void* eids,
-                             const float* out, const float* grad, int64_t heads, float* result) {
+GQC_KERNEL(edge_softmax_bwd)(int64_t threads, int64_t is_int64, int64_t rows, int64_t, const void* indptr,
+                             const void* eids, const float* out, const float* grad, int64_t heads, float* result) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         const EdgeRows<Index> edges{{static_cast<const Index*>(indptr), rows}, static_cast<const Index*>(eids), heads};
