@@ -67,6 +67,14 @@ def large_graph() -> Relation:
     return from_edges(torch.randint(0, 900, (edges,)), dst, 900, 1000)
 
 
+def hub_graph(index: torch.dtype = torch.int64, edges: int = 9000) -> Relation:
+    """Rows with thousands of edges, which many warps share, others between, and empty rows at both ends."""
+    dst = torch.randint(3, 60, (edges,))
+    dst[torch.rand(edges) < 0.4] = 17
+    dst[torch.rand(edges) < 0.2] = 18
+    return from_edges(torch.randint(0, 50, (edges,)).to(index), dst.to(index), 50, 64)
+
+
 def features(g: Sequence[Tensor], target: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Random features away from zero, so that every operation on them is well-conditioned."""
     size = (num_rows(g, target), *shape)

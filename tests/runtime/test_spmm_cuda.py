@@ -14,20 +14,12 @@ from gqc.runtime.cuda import rows as rows_of
 from gqc.runtime.relation import from_edges
 from tests.emu import emulator
 from tests.runtime.backends import CUDA, on_backend
-from tests.runtime.graph_cases import assert_near, features, graph, large_graph, quantized
+from tests.runtime.graph_cases import assert_near, features, graph, hub_graph, large_graph, quantized
 
 gqc = torch.ops.gqc
 Relation = list[Tensor]
 WIDTHS = [1, 3, 7, 16, 33, 64, 100, 128, 200, 528]
 WEIGHTS = ["none", "int8", "float", "int8 a head", "float a head", "int8 a feature"]
-
-
-def hub(index: torch.dtype = torch.int64, edges: int = 9000) -> Relation:
-    """More shares than one block has, rows that many of them cut, rows between, and empty rows at both ends."""
-    dst = torch.randint(3, 60, (edges,))
-    dst[torch.rand(edges) < 0.4] = 17
-    dst[torch.rand(edges) < 0.2] = 18
-    return from_edges(torch.randint(0, 50, (edges,)).to(index), dst.to(index), 50, 64)
 
 
 def on_both(function: Callable[[], tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -63,7 +55,7 @@ def weighted(g: Relation, u: Tensor, u_scale: Tensor | None, e: Tensor | None, e
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_int8_sums_of_every_width_and_weight(width: int, kind: str) -> None:
-    g = hub(torch.int32) if width <= 128 else graph("hub", torch.int32)
+    g = hub_graph(torch.int32) if width <= 128 else graph("hub", torch.int32)
     function = weighted(g, *quantized(g, "u", (width,)), *weight(g, kind, width))
     if "float" not in kind:
         return assert_equal(function)
@@ -75,7 +67,7 @@ def test_int8_sums_of_every_width_and_weight(width: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_float32_sums_of_every_width_and_weight(width: int, kind: str) -> None:
-    g = hub() if width <= 128 else graph("hub")
+    g = hub_graph() if width <= 128 else graph("hub")
     function = weighted(g, features(g, "u", (width,)), None, *weight(g, kind, width))
     got, want = on_both(function)
     assert_near(got[0], want[0])
@@ -86,7 +78,7 @@ def test_float32_sums_of_every_width_and_weight(width: int, kind: str) -> None:
 def test_packed_sums(shape: tuple[int, ...], weight_shape: tuple[int, ...] | None) -> None:
     if weight_shape is not None and len(shape) == 1:
         weight_shape = shape if weight_shape == (4, 16) else (1,)
-    g = hub()
+    g = hub_graph()
     packed, scale = gqc.quantize_int4(features(g, "u", shape), None, None, 0, 4, False)
     e = None if weight_shape is None else features(g, "e", weight_shape)
     op = "copy_lhs" if e is None else "mul"
@@ -123,7 +115,7 @@ def test_sums_of_edge_features_in_edge_order(index: torch.dtype) -> None:
 
 @pytest.mark.parametrize("width", [1, 47, 64])
 def test_float32_sums_have_one_order(width: int) -> None:
-    g, results = hub(), []
+    g, results = hub_graph(), []
     u, e = features(g, "u", (width,)), features(g, "e", (1,))
     for seed in (1, 2):
         torch.manual_seed(seed)  # of the order in which the emulator runs threads and blocks
