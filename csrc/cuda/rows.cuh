@@ -10,11 +10,29 @@
 #include "cuda/device.cuh"
 
 constexpr int kRowCost = 4;
-constexpr int kWarpsPerBlock = 8;
+constexpr int kShareWarps = 4;  // of a block that works on shares
+constexpr int kShareThreads = kShareWarps * kWarp;
+constexpr int kJoinWarps = 8;
+constexpr int kJoinThreads = kJoinWarps * kWarp;
 
 // Entries between which no more than 32 bits are read: positions, nodes and edge ids are below 2^31.
 __device__ __forceinline__ uint32_t index_at(const void* indices, int64_t i, int is_int64) {
     return __ldg(static_cast<const uint32_t*>(indices) + (i << is_int64));
+}
+
+// indices[first] .. indices[first + N - 1] as far as there are so many, 0 for others.
+template <int N>
+__device__ __forceinline__ void indices_from(const void* indices, int first, int entries, int is_int64,
+                                             uint32_t (&index)[N]) {
+    const uint32_t* const at = static_cast<const uint32_t*>(indices) + (static_cast<int64_t>(first) << is_int64);
+    const int left = entries - first;
+    if (is_int64) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) index[j] = j < left ? __ldg(at + 2 * j) : 0;
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) index[j] = j < left ? __ldg(at + j) : 0;
+    }
 }
 
 struct Shares {
@@ -62,55 +80,57 @@ __device__ __forceinline__ int going_on_slot(int share) {
     return 2 * share;
 }
 
-// One warp works on a share. `sum` has
+// The warp works on its share, if it is one of the `count`. `sum` has
 //     look_ahead(entry)       told before add() of the first entry that will be added
 //     add(first, last)        the entries first .. last - 1, starting from nothing
 //     finish(row)             what was added is all of the row
 //     keep(slot)              it is a piece of a row
 // cut_rows[share] gets the cut row that begins in the share, or -1.
 template <typename Sum>
-__device__ __forceinline__ void sum_share(const Shares& shares, int share, Sum& sum, int* cut_rows) {
+__device__ __forceinline__ void sum_share(const Shares& shares, int64_t count, Sum& sum, int* cut_rows) {
+    const int share = static_cast<int>(blockIdx.x) * kShareWarps + warp_id();
+    if (share >= count) return;
     const int64_t from = share * static_cast<int64_t>(shares.cost);
     int left = static_cast<int>(min(static_cast<int64_t>(shares.cost), shares.total() - from));
-    int row = shares.row_at(from), cut_row = -1;
-    int first = shares.begin(row), end = shares.begin(row + 1);
+    int row = shares.row_at(from), first = shares.begin(row);
     const int64_t behind = from - first - static_cast<int64_t>(kRowCost) * row;  // how far into the row it begins
+    const bool is_first_of_features = lane_id() == 0 && blockIdx.y == 0;
     bool goes_on = false;
+    if (is_first_of_features) cut_rows[share] = -1;
     if (behind > 0) {
+        const int end = shares.begin(row + 1);
         goes_on = end - first > shares.cost && behind < end - first;
         if (goes_on) {
             first += static_cast<int>(behind);
         } else {
             left -= static_cast<int>(end - first + kRowCost - behind);
             first = end;
-            end = ++row < shares.rows ? shares.begin(row + 1) : first;
+            ++row;
         }
     }
     if (first < shares.entries) sum.look_ahead(first);
     while (row < shares.rows && left > 0) {
-        const int next_end = row + 1 < shares.rows ? shares.begin(row + 2) : end;
-        const bool is_cut = goes_on || end - first > shares.cost;
-        sum.add(first, is_cut ? first + min(left, end - first) : end);
+        const int end = shares.begin(row + 1), length = end - first;
+        const bool is_cut = goes_on || length > shares.cost;
+        sum.add(first, is_cut ? first + min(left, length) : end);
         if (is_cut) {
             sum.keep(goes_on ? going_on_slot(share) : beginning_slot(share));
-            cut_row = goes_on ? -1 : row;
+            if (is_first_of_features && !goes_on) cut_rows[share] = row;
         } else {
             sum.finish(row);
         }
         goes_on = false;
-        left -= end - first + kRowCost;
+        left -= length + kRowCost;
         first = end;
-        end = next_end;
         ++row;
     }
-    if (lane_id() == 0 && blockIdx.y == 0) cut_rows[share] = cut_row;  // the same for all features
 }
 
 // The block puts together the cut rows that begin in 32 shares, 32 features of them: blockIdx.y says which. `join` has
 //     Piece                   what one thread holds
 //     nothing(), load(slot, feature), add(Piece&, Piece)
 //     finish(row, feature, Piece)
-// `scratch` is a shared array of 8 * 32 Pieces.
+// `scratch` is a shared array of kJoinThreads Pieces.
 template <typename Join, typename Scratch>
 __device__ __forceinline__ void join_cut_rows(const Shares& shares, int64_t count, const int* cut_rows, int64_t width,
                                               Join& join, Scratch& scratch) {
@@ -128,14 +148,14 @@ __device__ __forceinline__ void join_cut_rows(const Shares& shares, int64_t coun
         Piece sum = join.nothing();
         if (feature < width) {
 #pragma unroll 4
-            for (int i = warp_id(); i < pieces; i += kWarpsPerBlock) {
+            for (int i = warp_id(); i < pieces; i += kJoinWarps) {
                 join.add(sum, join.load(i ? going_on_slot(share + i) : beginning_slot(share), feature));
             }
         }
         scratch[threadIdx.x] = sum;
         __syncthreads();
         if (warp_id() == 0 && feature < width) {
-            for (int i = 1; i < kWarpsPerBlock; ++i) {
+            for (int i = 1; i < kJoinWarps; ++i) {
                 const Piece other = scratch[i * kWarp + lane_id()];
                 join.add(sum, other);
             }

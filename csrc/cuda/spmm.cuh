@@ -8,10 +8,9 @@
 #include "cuda/absmax.cuh"
 #include "cuda/rows.cuh"
 
-constexpr int kThreads = kWarpsPerBlock * kWarp;
 constexpr int kBatch = 4;  // neighbours that a group of lanes reads at a time
 
-enum WeightKind { kUnweighted = 0, kFloatWeight = 1, kInt8Weight = 2 };
+enum WeightKind { kUnweighted = 0, kFloatWeight = 1, kInt8Weight = 2, kAnyWeight = 3 };  // the last: the launch says
 
 // Features of a neighbour that one lane reads: kValues of them, as words of four int8, which have to be divided by
 // 1 << kShift, or as floats. `Raw` is how they stand in memory.
@@ -74,7 +73,7 @@ struct IntegerSum {
     static constexpr int kWords = Load::kValues / 4;
 
     __device__ static __forceinline__ Weight one() { return 1; }
-    __device__ static __forceinline__ Weight weight(const void* w, uint64_t at, int) {
+    __device__ static __forceinline__ Weight weight(const void* w, uint64_t at, WeightKind) {
         return static_cast<const int8_t*>(w)[at];
     }
 
@@ -108,7 +107,7 @@ struct FloatSum {
     using Weight = float;
 
     __device__ static __forceinline__ Weight one() { return 1.0f; }
-    __device__ static __forceinline__ Weight weight(const void* w, uint64_t at, int kind) {
+    __device__ static __forceinline__ Weight weight(const void* w, uint64_t at, WeightKind kind) {
         return kind == kFloatWeight ? static_cast<const float*>(w)[at]
                                     : static_cast<float>(static_cast<const int8_t*>(w)[at]);
     }
@@ -180,12 +179,9 @@ struct Neighbours {
     const void* rows;
     const void* w_rows;
     int is_int64, entries;
-
-    __device__ __forceinline__ uint32_t row(int entry) const { return index_at(rows, entry, is_int64); }
-    __device__ __forceinline__ uint32_t w_row(int entry) const { return index_at(w_rows, entry, is_int64); }
 };
 
-template <typename Load, typename Add>
+template <typename Load, typename Add, WeightKind kKind>
 class NeighbourSum {
     using Raw = typename Load::Raw;
     using Weight = typename Add::Weight;
@@ -202,7 +198,7 @@ class NeighbourSum {
         : output(output),
           neighbours_(neighbours),
           w_(w),
-          w_kind_(w_kind),
+          w_kind_(kKind == kAnyWeight ? static_cast<WeightKind>(w_kind) : kKind),
           lanes_(lanes),
           groups_(kWarp / lanes),
           group_(lane_id() / lanes),
@@ -216,16 +212,13 @@ class NeighbourSum {
         writes_ = reads_ && holds_sums_first<V>(lanes);
         feature_ = chunk * V;
         x_ = static_cast<const char*>(x) + Load::row_bytes(feature_);
-        w_at_ = w_kind && w_offsets && reads_ ? static_cast<uint32_t>(w_offsets[feature_ / run_length]) : 0;
+        w_at_ = w_kind_ && w_offsets && reads_ ? static_cast<uint32_t>(w_offsets[feature_ / run_length]) : 0;
     }
 
     __device__ __forceinline__ void look_ahead(int first) {
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            const int entry = min(first + j * groups_ + group_, neighbours_.entries - 1);
-            row_[j] = neighbours_.row(entry);
-            if (w_kind_) w_row_[j] = neighbours_.w_row(entry);
-        }
+        const int entry = first + group_ * kBatch;
+        indices_from(neighbours_.rows, entry, neighbours_.entries, neighbours_.is_int64, row_);
+        if (w_kind_) indices_from(neighbours_.w_rows, entry, neighbours_.entries, neighbours_.is_int64, w_row_);
     }
 
     __device__ __forceinline__ void add(int first, int last) {
@@ -234,9 +227,10 @@ class NeighbourSum {
         while (first < last) {
             Raw raw[kBatch];
             Weight weight[kBatch];
+            const int mine = reads_ ? last - first - group_ * kBatch : 0;
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                const bool here = reads_ && first + j * groups_ + group_ < last;
+                const bool here = j < mine;
                 raw[j] = here ? global_load<Raw>(x_ + static_cast<uint64_t>(row_[j]) * x_bytes_) : Load::nothing();
                 weight[j] = Add::one();
                 if (w_kind_) {
@@ -273,7 +267,8 @@ class NeighbourSum {
     const Neighbours neighbours_;
     const char* x_;
     const void* const w_;
-    const int w_kind_, lanes_, groups_, group_, count_;  // count_: sums that are left to a lane at a row's end
+    const WeightKind w_kind_;
+    const int lanes_, groups_, group_, count_;  // count_: sums that are left to a lane at a row's end
     const int width_;
     const uint32_t x_bytes_, w_width_;
     Sum* const pieces_;

@@ -4,7 +4,7 @@
 #include "cuda/rows.cuh"
 #include "cuda/scalar.cuh"
 
-constexpr int kThreads = kWarpsPerBlock * kWarp;
+constexpr int kThreads = 256;
 constexpr int kBatch = 4;  // neighbours that a group of lanes reads at a time
 
 // Values of float or int8, which is compared as int.
@@ -114,10 +114,7 @@ class BestOfNeighbours {
           positions_(positions) {}
 
     __device__ __forceinline__ void look_ahead(int first) {
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            row_[j] = index_at(x_rows_, min(first + j * groups_ + group_, entries_ - 1), winners_.is_int64);
-        }
+        indices_from(x_rows_, first + group_ * kBatch, entries_, winners_.is_int64, row_);
     }
 
     __device__ __forceinline__ void add(int first, int last) {
@@ -125,20 +122,20 @@ class BestOfNeighbours {
         for (int k = 0; k < V; ++k) best_[k] = nothing(Value());
         while (first < last) {
             Value value[kBatch][V];
+            const int begin = first + group_ * kBatch, mine = last - begin;
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                if (first + j * groups_ + group_ < last) load(row_[j], value[j]);
+                if (j < mine) load(row_[j], value[j]);
             }
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                const int entry = first + j * groups_ + group_;
-                if (entry >= last) continue;
+                if (j >= mine) continue;
 #pragma unroll
                 for (int k = 0; k < V; ++k) {
                     const Value x = winners_.is_max ? value[j][k] : -value[j][k];
                     const bool wins = best_[k].loses_to_later(x);
                     best_[k].value = wins ? x : best_[k].value;
-                    best_[k].entry = wins ? entry : best_[k].entry;
+                    best_[k].entry = wins ? begin + j : best_[k].entry;
                 }
             }
             first = min(first + kBatch * groups_, last);
@@ -213,13 +210,13 @@ struct JoinBest {
 };
 
 // out[v] = max (or min) over the entries p of row v of x[x_rows[p]], arg[v] = eids[p] of the best one; 0 and -1 for an
-// empty row. A warp works on a share (rows.cuh) in groups of `lanes` lanes, block (i, j) on 8 shares and features from
+// empty row. A warp works on a share (rows.cuh) in groups of `lanes` lanes, block (i, j) on 4 shares and features from
 // 4 * j * lanes on.
 //     x               rows of `width` values, aligned to four values where side_by_side is set
 //     scale           of int8 values, or null
 //     values, positions [2 * count * width], cut_rows [count]     for join_spmm_cmp
 #define GQC_SPMM_CMP(name, T, Value)                                                                                \
-    GQC_GLOBAL(kThreads)                                                                                            \
+    GQC_GLOBAL(kShareThreads, 8)                                                                                    \
     name(const void* indptr, int64_t is_int64, int64_t rows, int64_t entries, int64_t cost, int64_t count,          \
          int64_t is_max, const void* eids, const float* scale, int64_t width, float* out, int64_t* arg, const T* x, \
          const void* x_rows, int64_t lanes, int64_t side_by_side, Value* values, int* positions, int* cut_rows) {   \
@@ -232,8 +229,7 @@ struct JoinBest {
                               arg};                                                                                 \
         BestOfNeighbours<T> best(x, x_rows, static_cast<int>(entries), static_cast<int>(lanes), side_by_side != 0,  \
                                  static_cast<int>(4 * lanes * blockIdx.y), values, positions, winners);             \
-        const int share = static_cast<int>(blockIdx.x) * kWarpsPerBlock + warp_id();                                \
-        if (share < count) sum_share(Shares(indptr, is_int64, rows, entries, cost), share, best, cut_rows);         \
+        sum_share(Shares(indptr, is_int64, rows, entries, cost), count, best, cut_rows);                            \
     }                                                                                                               \
     GQC_EXPORT(name)
 
@@ -242,11 +238,11 @@ GQC_SPMM_CMP(spmm_cmp_int8, int8_t, int)
 
 // Puts together the rows that were cut.
 #define GQC_JOIN_SPMM_CMP(name, Value)                                                                             \
-    GQC_GLOBAL(kThreads)                                                                                           \
+    GQC_GLOBAL(kJoinThreads)                                                                                       \
     name(const void* indptr, int64_t is_int64, int64_t rows, int64_t entries, int64_t cost, int64_t count,         \
          int64_t is_max, const void* eids, const float* scale, int64_t width, float* out, int64_t* arg,            \
          const Value* values, const int* positions, const int* cut_rows) {                                         \
-        GQC_SHARED(Best<Value>, scratch, kThreads);                                                                \
+        GQC_SHARED(Best<Value>, scratch, kJoinThreads);                                                            \
         JoinBest<Value> join{values,                                                                               \
                              positions,                                                                            \
                              {eids, static_cast<int>(is_int64), static_cast<int>(is_max), static_cast<int>(width), \

@@ -69,12 +69,9 @@ class ElementSum {
     }
 
     __device__ __forceinline__ void look_ahead(int first) {
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            const int entry = min(first + j * groups_ + group_, entries_ - 1);
-            lhs_row_[j] = index_at(lhs_.rows, entry, is_int64_);
-            rhs_row_[j] = operation_ == kCopy ? 0 : index_at(rhs_.rows, entry, is_int64_);
-        }
+        const int entry = first + group_ * kBatch;
+        indices_from(lhs_.rows, entry, entries_, is_int64_, lhs_row_);
+        if (operation_ != kCopy) indices_from(rhs_.rows, entry, entries_, is_int64_, rhs_row_);
     }
 
     __device__ __forceinline__ void add(int first, int last) {
@@ -82,11 +79,12 @@ class ElementSum {
         for (int k = 0; k < V; ++k) sum_[k] = 0;
         while (first < last) {
             Sum lhs[kBatch][V], rhs[kBatch][V];
+            const int mine = last - first - group_ * kBatch;
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
 #pragma unroll
                 for (int k = 0; k < V; ++k) {
-                    const bool here = first + j * groups_ + group_ < last && feature_ + k * lanes_ < width_;
+                    const bool here = j < mine && feature_ + k * lanes_ < width_;
                     lhs[j][k] = here ? lhs_.load<Sum>(lhs_row_[j], lhs_at_[k]) : 0;
                     rhs[j][k] = here && operation_ != kCopy ? rhs_.load<Sum>(rhs_row_[j], rhs_at_[k]) : 1;
                 }
@@ -95,7 +93,7 @@ class ElementSum {
             for (int j = 0; j < kBatch; ++j) {
 #pragma unroll
                 for (int k = 0; k < V; ++k) {
-                    if (first + j * groups_ + group_ < last) sum_[k] += message(lhs[j][k], rhs[j][k]);
+                    if (j < mine) sum_[k] += message(lhs[j][k], rhs[j][k]);
                 }
             }
             first = min(first + kBatch * groups_, last);
@@ -150,12 +148,12 @@ class ElementSum {
 };
 
 // out[v] = sum over the entries p of row v of operation(lhs[lhs_rows[p]], rhs[rhs_rows[p]]), times the scales. A warp
-// sums a share (rows.cuh) in groups of `lanes` lanes, block (i, j) 8 shares and features from 2 * j * lanes on.
+// sums a share (rows.cuh) in groups of `lanes` lanes, block (i, j) 4 shares and features from 2 * j * lanes on.
 //     operation    kCopy reads lhs only
 //     offsets      of lhs, then of rhs: see Layout
 //     the rest     as in spmm.cu
 #define GQC_SPMM_ELEMENTS(name, Sum)                                                                                  \
-    GQC_GLOBAL(kThreads)                                                                                              \
+    GQC_GLOBAL(kShareThreads, 7)                                                                                      \
     name(const void* indptr, int64_t is_int64, int64_t rows, int64_t entries, int64_t cost, int64_t count,            \
          int64_t operation, const void* lhs, const void* lhs_rows, const float* lhs_scale, int64_t lhs_type,          \
          int64_t lhs_width, const void* rhs, const void* rhs_rows, const float* rhs_scale, int64_t rhs_type,          \
@@ -169,8 +167,7 @@ class ElementSum {
                             static_cast<int>(entries), static_cast<int>(runs * length), static_cast<int>(lanes),      \
                             static_cast<int>(kElements * lanes * blockIdx.y), pieces,                                 \
                             Output(out, lhs_scale, rhs_scale));                                                       \
-        const int share = static_cast<int>(blockIdx.x) * kWarpsPerBlock + warp_id();                                  \
-        if (share < count) sum_share(Shares(indptr, is_int64, rows, entries, cost), share, sum, cut_rows);            \
+        sum_share(Shares(indptr, is_int64, rows, entries, cost), count, sum, cut_rows);                               \
         if (absmax) raise_absmax(absmax, sum.output.seen, scratch);                                                   \
     }                                                                                                                 \
     GQC_EXPORT(name)

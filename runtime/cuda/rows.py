@@ -10,9 +10,10 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
 
-THREADS = 256
+THREADS = 128
 WARP = 32
 _WARPS = THREADS // WARP  # in a block, each with a share
+_JOIN_THREADS = 256
 _ROW_COST = 4  # as in csrc/cuda/rows.cuh, in entries
 _LEAST_COST = 256  # of a share: finding its first row takes a warp about as long as some dozen entries
 _MOST_COST = 131_072  # of a share, whose INT8 products are added up in int32
@@ -61,7 +62,7 @@ def matrix(target: Target, indptr: Argument, is_int64: bool, rows: int, entries:
     if max(rows, entries) > _MOST_ENTRIES:
         raise KernelError(f"gqc's CUDA kernels take graphs of up to {_MOST_ENTRIES} nodes and edges")
     total = entries + _ROW_COST * rows
-    shares = min(blocks_for(total, _LEAST_COST), max(_SHARES // tiles, _WARPS) * target.multiprocessors)
+    shares = min(blocks_for(total, _LEAST_COST), max(_SHARES // tiles, 8) * target.multiprocessors)
     cost = blocks_for(total, max(shares, blocks_for(total, _MOST_COST)))
     return Matrix(indptr, is_int64, rows, entries, cost, blocks_for(total, cost))
 
@@ -78,7 +79,7 @@ def join(target: Target, kernel: Kernel, matrix: Matrix, width: int, *arguments:
     """Put together the rows that shares have cut."""
     if matrix.shares > 1:  # one share holds all rows whole
         grid = (blocks_for(matrix.shares, WARP), blocks_for(width, WARP))
-        launch(target, kernel, grid, THREADS, *matrix, *arguments)
+        launch(target, kernel, grid, _JOIN_THREADS, *matrix, *arguments)
 
 
 def power_of_two(at_least: int) -> int:

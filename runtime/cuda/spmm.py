@@ -31,22 +31,24 @@ class _Vectors(NamedTuple):
     alignment: int
     """Bytes from which a row's address must be a multiple."""
     is_exact: bool
-    """Whether sums are int32, of int8 or no weights, else float32."""
+    """Whether sums are int32, else float32."""
 
 
-# By the type of the first operand and whether the sum is one of integers; the widest first.
+# By the type of the first operand and the kind of weights; the widest first.
+_INT8X4 = _Vectors(Kernel("spmm_int8x4", _NEIGHBOURS), 4, 4, True)
+_FLOAT32X4 = _Vectors(Kernel("spmm_f32x4", _NEIGHBOURS), 4, 16, False)
 _KERNELS = {
-    (_FLOAT32, False): (_Vectors(Kernel("spmm_f32x4", _NEIGHBOURS), 4, 16, False),),
-    (_INT8, True): (
-        _Vectors(Kernel("spmm_int8x16", _NEIGHBOURS), 16, 16, True),
-        _Vectors(Kernel("spmm_int8x4", _NEIGHBOURS), 4, 4, True),
+    (_FLOAT32, _UNWEIGHTED): (_FLOAT32X4,),
+    (_FLOAT32, _FLOAT_WEIGHT): (_FLOAT32X4,),
+    (_FLOAT32, _INT8_WEIGHT): (_FLOAT32X4,),
+    (_INT8, _UNWEIGHTED): (_Vectors(Kernel("spmm_int8x16", _NEIGHBOURS), 16, 16, True), _INT8X4),
+    (_INT8, _INT8_WEIGHT): (_Vectors(Kernel("spmm_int8x16_by_int8", _NEIGHBOURS), 16, 16, True), _INT8X4),
+    (_INT8, _FLOAT_WEIGHT): (
+        _Vectors(Kernel("spmm_int8x16_by_f32", _NEIGHBOURS), 16, 16, False),
+        _Vectors(Kernel("spmm_int8x4_by_f32", _NEIGHBOURS), 4, 4, False),
     ),
-    (_INT8, False): (
-        _Vectors(Kernel("spmm_int8x16_f32", _NEIGHBOURS), 16, 16, False),
-        _Vectors(Kernel("spmm_int8x4_f32", _NEIGHBOURS), 4, 4, False),
-    ),
-    (_INT4, True): (_Vectors(Kernel("spmm_int4x16", _NEIGHBOURS), 16, 8, True),),
-    (_INT4, False): (_Vectors(Kernel("spmm_int4x16_f32", _NEIGHBOURS), 16, 8, False),),
+    (_INT4, _UNWEIGHTED): (_Vectors(Kernel("spmm_int4x16", _NEIGHBOURS), 16, 8, True),),
+    (_INT4, _FLOAT_WEIGHT): (_Vectors(Kernel("spmm_int4x16_by_f32", _NEIGHBOURS), 16, 8, False),),
 }
 _ELEMENT_SUM = {
     True: Kernel("spmm_elements_int32", _EACH_ELEMENT),
@@ -160,7 +162,7 @@ def _sum(
         lhs, rhs, layout = rhs, lhs, layout.swapped()
     is_exact = lhs.type != _FLOAT32 and (op == _COPY or rhs.type != _FLOAT32)
     where = (target, is_int64, rows, entries, indptr)
-    vectors = _vectors(op, lhs, rhs, layout, is_exact)
+    vectors = _vectors(op, lhs, rhs, layout)
     if vectors:
         matrix, pieces = _sum_vectors(*where, vectors, op, lhs, rhs, layout, out, absmax)
     else:
@@ -174,13 +176,13 @@ def _sum(
     )
 
 
-def _vectors(op: int, lhs: _Operand, rhs: _Operand, layout: _Layout, is_exact: bool) -> _Vectors | None:
+def _vectors(op: int, lhs: _Operand, rhs: _Operand, layout: _Layout) -> _Vectors | None:
     """The kernel that reads the first operand in vectors, if the layout and its memory allow it."""
     is_copy = op == _COPY
     if not (is_copy or (op == _MUL and rhs.type != _INT4 and layout.is_weighting)):
         return None
     run = layout.width if is_copy else layout.length
-    for vectors in _KERNELS[lhs.type, is_exact]:
+    for vectors in _KERNELS[lhs.type, _weight_kind(op, rhs)]:
         if run % vectors.values == 0 and lhs.data % vectors.alignment == 0:
             return vectors
     return None
@@ -206,10 +208,7 @@ def _sum_vectors(
     chunks_of_tile = blocks_for(chunks, tiles)
     matrix = rows_of.matrix(target, indptr, is_int64, rows, entries, tiles)
     pieces = rows_of.pieces(target, matrix, width, _type_of_sum(vectors.is_exact))
-    kind, offsets = _UNWEIGHTED, None
-    if op == _MUL:
-        kind = _FLOAT_WEIGHT if w.type == _FLOAT32 else _INT8_WEIGHT
-        offsets = target.upload(layout.offsets[1]).data_ptr() if layout.runs > 1 else None
+    offsets = target.upload(layout.offsets[1]).data_ptr() if op == _MUL and layout.runs > 1 else None
     launch(
         target,
         vectors.kernel,
@@ -217,7 +216,7 @@ def _sum_vectors(
         THREADS,
         *matrix,
         *(x.data, x.rows, x.scale, w.data, w.rows, w.scale),
-        *(kind, layout.widths[1], layout.length, offsets),
+        *(_weight_kind(op, w), layout.widths[1], layout.length, offsets),
         *(width, rows_of.power_of_two(chunks_of_tile), chunks_of_tile),
         *(*_addresses(pieces), out, absmax),
     )
@@ -255,6 +254,12 @@ def _sum_elements(
         *(*_addresses(pieces), out, absmax),
     )
     return matrix, pieces
+
+
+def _weight_kind(op: int, w: _Operand) -> int:
+    if op == _COPY:
+        return _UNWEIGHTED
+    return _FLOAT_WEIGHT if w.type == _FLOAT32 else _INT8_WEIGHT
 
 
 def _type_of_sum(is_exact: bool) -> torch.dtype:

@@ -9,6 +9,7 @@ from gqc.runtime.cuda.rows import THREADS
 from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
 
 _VALUES = 4  # features of a lane
+_EVEN_THREADS = 256  # of a block that does the same work for every element
 _BEST = "piiiiiippippppiippp"
 _JOIN = "piiiiiippippppp"
 
@@ -67,7 +68,7 @@ def spmm_cmp_bwd(
     """Route gradients to the winning edges."""
     _fill_zero(target, out, entries * width)
     if rows:
-        launch(target, _TO_EDGES, _blocks(target, rows * width), THREADS, rows, arg, grad, width, out)
+        launch(target, _TO_EDGES, _blocks(target, rows * width), _EVEN_THREADS, rows, arg, grad, width, out)
 
 
 def spmm_cmp_bwd_src(
@@ -85,15 +86,15 @@ def spmm_cmp_bwd_src(
     _fill_zero(target, out, sources * width)
     if rows:
         grid = _blocks(target, rows * width)
-        launch(target, _TO_SOURCES, grid, THREADS, is_int64, rows, src, arg, grad, width, out)
+        launch(target, _TO_SOURCES, grid, _EVEN_THREADS, is_int64, rows, src, arg, grad, width, out)
 
 
 def _fill_zero(target: Target, out: Argument, count: int) -> None:
-    launch(target, _FILL_ZERO, _blocks(target, blocks_for(count, _VALUES)), THREADS, out, count)
+    launch(target, _FILL_ZERO, _blocks(target, blocks_for(count, _VALUES)), _EVEN_THREADS, out, count)
 
 
 def _blocks(target: Target, work: int) -> int:
-    return min(blocks_for(work, THREADS), 8 * target.multiprocessors)
+    return min(blocks_for(work, _EVEN_THREADS), 8 * target.multiprocessors)
 
 
 LAUNCHERS = (spmm_cmp, spmm_cmp_bwd, spmm_cmp_bwd_src)
