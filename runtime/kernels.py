@@ -29,7 +29,7 @@ def run(on: Tensor, name: str, *arguments: Argument) -> None:
     Raises:
         KernelError: if the kernel refuses its arguments, or the back end cannot be loaded.
     """
-    if _on_cpu(on):
+    if not on_gpu(on):
         native.run(name, *arguments)
     else:
         from gqc.runtime.cuda import run as run_on_gpu  # not before a GPU is used: it needs the extra gqc[cuda]
@@ -53,11 +53,12 @@ def pointer(tensor: Tensor, dtype: torch.dtype) -> int:
 
 def new_absmax(on: Tensor) -> Tensor:
     """A float32 number for a kernel's absmax: GPU blocks raise it from 0, the CPU's kernels write it."""
-    return on.new_empty((), dtype=torch.float32) if _on_cpu(on) else on.new_zeros((), dtype=torch.float32)
+    return on.new_zeros((), dtype=torch.float32) if on_gpu(on) else on.new_empty((), dtype=torch.float32)
 
 
-def _on_cpu(tensor: Tensor) -> bool:
-    return tensor.is_cpu and _emulator is None
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether the kernels of ``tensor`` are CUDA's, be it in the emulator."""
+    return not tensor.is_cpu or _emulator is not None
 
 
 @contextmanager

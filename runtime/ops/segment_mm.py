@@ -9,6 +9,9 @@ import torch
 from torch import SymInt, Tensor
 
 from gqc.errors import KernelError
+from gqc.runtime import kernels
+from gqc.runtime.kernels import pointer
+from gqc.runtime.ops.graph_arguments import float32
 from gqc.runtime.ops.library import define, differentiate
 
 
@@ -23,7 +26,45 @@ def _runs(op: str, a: Tensor, seglen: Tensor, matrices: int) -> list[tuple[int, 
     return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
 
+def _is_counted_on_gpu(a: Tensor, lengths: Tensor) -> bool:
+    """Whether the lengths are in the GPU's memory, from where they cannot be read without waiting for all its work."""
+    return kernels.on_gpu(a) and lengths.device == a.device and a.dtype is not torch.float64
+
+
+def _grouped_mm(a: Tensor, b: Tensor, seglen: Tensor, order: Tensor | None) -> Tensor:
+    """Row ``order[i]`` of a times the matrix of the run that holds i, in float32; NaN where runs do not fit."""
+    if seglen.shape != b.shape[:1]:
+        raise KernelError(f"gqc.segment_mm: {seglen.numel()} lengths for {b.shape[0]} matrices: give one for each")
+    values, matrices, lengths = float32(a), b.to(torch.float32), seglen.to(torch.int64).contiguous()
+    out = values.new_empty((a.shape[0], b.shape[2]))
+    if out.numel():
+        kernels.run(
+            a,
+            "segment_mm",
+            *(*a.shape, b.shape[2], b.shape[0], pointer(lengths, torch.int64)),
+            *(values.data_ptr(), None if order is None else pointer(order, torch.int64)),
+            *(matrices.data_ptr(), matrices.stride(), out.data_ptr()),
+        )
+    return out.to(a.dtype)
+
+
+def _grouped_mm_bwd_b(a: Tensor, grad: Tensor, seglen: Tensor, order: Tensor | None) -> Tensor:
+    values, gradient, lengths = float32(a), float32(grad), seglen.to(torch.int64).contiguous()
+    out = values.new_empty((seglen.shape[0], a.shape[1], grad.shape[1]))
+    if out.numel():
+        kernels.run(
+            a,
+            "segment_mm_bwd_b",
+            *(*a.shape, grad.shape[1], seglen.shape[0], pointer(lengths, torch.int64)),
+            *(values.data_ptr(), None if order is None else pointer(order, torch.int64)),
+            *(gradient.data_ptr(), out.data_ptr()),
+        )
+    return out.to(a.dtype)
+
+
 def _segment_mm(a: Tensor, b: Tensor, seglen: Tensor) -> Tensor:
+    if _is_counted_on_gpu(a, seglen):
+        return _grouped_mm(a, b, seglen, None)
     out = a.new_empty((a.shape[0], b.shape[2]))
     for matrix, (start, length) in zip(b, _runs("segment_mm", a, seglen, b.shape[0]), strict=True):
         torch.mm(a.narrow(0, start, length), matrix, out=out.narrow(0, start, length))
@@ -35,6 +76,8 @@ def _segment_mm_fake(a: Tensor, b: Tensor, seglen: Tensor) -> Tensor:
 
 
 def _segment_mm_bwd_b(a: Tensor, grad: Tensor, seglen: Tensor) -> Tensor:
+    if _is_counted_on_gpu(a, seglen):
+        return _grouped_mm_bwd_b(a, grad, seglen, None)
     out = a.new_empty((seglen.shape[0], a.shape[1], grad.shape[1]))
     for matrix, (start, length) in zip(out, _runs("segment_mm_bwd_b", a, seglen, out.shape[0]), strict=True):
         torch.mm(a.narrow(0, start, length).t(), grad.narrow(0, start, length), out=matrix)
@@ -54,7 +97,17 @@ def _run_order(op: str, index: Tensor, matrices: int) -> tuple[Tensor | None, Te
     return (None if is_sorted else index.argsort(stable=True)), seglen
 
 
+def _run_order_on_gpu(index: Tensor, matrices: int) -> tuple[Tensor, Tensor]:
+    """As :func:`_run_order`, without waiting for the GPU. Lengths do not add up where a matrix is none of those."""
+    ordered, order = index.sort(stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(matrices + 1, dtype=index.dtype, device=index.device))
+    return order, starts.diff()
+
+
 def _gather_mm(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+    if _is_counted_on_gpu(a, index):
+        order, seglen = _run_order_on_gpu(index, b.shape[0])
+        return _grouped_mm(a, b, seglen, order)
     order, seglen = _run_order("gather_mm", index, b.shape[0])
     if order is None:
         return _segment_mm(a, b, seglen)
@@ -68,6 +121,9 @@ def _gather_mm_fake(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
 
 
 def _gather_mm_bwd_b(a: Tensor, grad: Tensor, index: Tensor, num: int) -> Tensor:
+    if _is_counted_on_gpu(a, index):
+        order, seglen = _run_order_on_gpu(index, num)
+        return _grouped_mm_bwd_b(a, grad, seglen, order)
     order, seglen = _run_order("gather_mm_bwd_b", index, num)
     if order is not None:
         a, grad = a[order], grad[order]

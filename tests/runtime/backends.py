@@ -19,6 +19,7 @@ EMULATED: tuple[str, ...] = (
     "test_sddmm.test_nan_and_inf_stay",
     "test_sddmm.test_dot_does_not_depend_on_threads",
     "test_qspmm",
+    "test_segment_mm",
     "test_spmm",
     "test_spmm_cmp",
 )
