@@ -1,0 +1,250 @@
+"""Every op on the device beside the CPU's kernels, bit for bit where sums are integers, and beside float64."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.reference import edge_softmax as softmax_reference
+from gqc.runtime.reference import sddmm as sddmm_reference
+from gqc.runtime.reference import spmm as spmm_reference
+from gqc.runtime.relation import from_edges
+from tools.gpu_check.place import Place
+from tools.gpu_check.record import Found, attempt
+
+gqc_ops = torch.ops.gqc
+FLOAT, BFLOAT = torch.float32, torch.bfloat16
+_BROADCASTS = [((4, 8), (4, 1)), ((2, 6), (1, 1)), ((1, 12), (3, 1)), ((2, 1, 6), (3, 1))]
+_TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an op.
+
+    Attributes:
+        label: what is special in it.
+        op: name in ``torch.ops.gqc``.
+        arguments: on the CPU.
+        exact: whether the device must give the CPU's bits.
+        in_float64: the same computed from float64 arguments, where the op takes floats.
+    """
+
+    label: str
+    op: str
+    arguments: tuple[Any, ...]
+    exact: bool = True
+    in_float64: Callable[..., Any] | None = None
+
+
+class Inputs:
+    """A graph with a hub, features of several widths and their quantized forms.
+
+    Args:
+        small: for the emulator and the sanitizer.
+    """
+
+    def __init__(self, small: bool) -> None:
+        self.random = torch.Generator().manual_seed(7)
+        self.widths = (3, 16) if small else (1, 3, 16, 33, 64, 100, 128, 513)
+        self.sources, self.targets, self.edges = (20, 15, 150) if small else (300, 250, 8000)
+        hub = self.edges // 2
+        src = torch.randint(self.sources, (self.edges,), generator=self.random)
+        dst = torch.randint(self.targets - 3, (self.edges,), generator=self.random)  # the last three have no edges
+        dst[torch.randperm(self.edges, generator=self.random)[:hub]] = 5
+        self.graphs = [from_edges(src.to(t), dst.to(t), self.sources, self.targets) for t in (torch.int32, torch.int64)]
+        self.seed = torch.tensor([123_456_789_012, 3])
+        self.gemms = [(17, 33, 20)] if small else [(1000, 128, 256), (4097, 47, 100), (33, 257, 140_003), (1, 1, 1)]
+
+    def floats(self, *shape: int) -> Tensor:
+        """Values away from 0, so that quotients are well-conditioned."""
+        x = torch.rand(shape, generator=self.random) + 0.5
+        return x * (torch.randint(2, shape, generator=self.random) * 2 - 1)
+
+    def int8(self, *shape: int) -> tuple[Tensor, Tensor]:
+        """Quantized values and their scale."""
+        q = torch.randint(-127, 128, shape, generator=self.random, dtype=torch.int8)
+        return q, torch.rand((), generator=self.random)
+
+    def int4(self, *shape: int) -> tuple[Tensor, Tensor]:
+        """Packed values and their scale."""
+        return gqc_ops.quantize_int4(self.floats(*shape), None, None, 0, 4, False)
+
+    def rows(self, target: str) -> int:
+        return {"u": self.sources, "v": self.targets, "e": self.edges}[target]
+
+
+def _quantize(x: Inputs) -> Iterator[Case]:
+    for width in x.widths:
+        for dtype in (FLOAT, BFLOAT):
+            values = x.floats(x.sources, width).to(dtype)
+            label = f"width {width}, {dtype}"
+            yield Case(label, "absmax", (values,))
+            for stochastic in (True, False):
+                yield Case(label, "quantize", (values, None, x.seed, 5, 8, stochastic))
+                yield Case(label, "quantize_int4", (values, None, x.seed, 5, 4, stochastic))
+            yield Case(label, "dequantize", (*x.int8(x.sources, width), dtype))
+            yield Case(label, "dropout", (values, 0.4, x.seed, 9))
+            mask = gqc_ops.dropout(values, 0.4, x.seed, 9)[1]
+            yield Case(label, "dropout_backward", (values, mask, 0.4))
+        yield Case(f"width {width}", "unpack_int4", (x.int4(x.sources, width)[0], [width]))
+    for value in (0.0, float("nan"), float("inf"), 1e-42):
+        yield Case(f"with {value}", "quantize", (torch.full((9, 5), value), None, x.seed, 5, 8, True))
+
+
+def _gemm(x: Inputs) -> Iterator[Case]:
+    for m, n, k in x.gemms:
+        for trans_a, trans_b in ((False, False), (False, True), (True, False)):
+            shapes = (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)
+            label = f"{m} x {n} x {k}{', A transposed' if trans_a else ''}{', B transposed' if trans_b else ''}"
+            for dtype, bias in ((FLOAT, None), (BFLOAT, x.floats(n).bfloat16())):
+                operands = (*x.int8(*shapes[0]), *x.int8(*shapes[1]))
+                yield Case(f"{label}, {dtype}", "qgemm", (*operands, trans_a, trans_b, bias, dtype))
+            a, b = ((*x.int4(*shape), shape[1]) for shape in shapes)
+            yield Case(label, "qgemm_int4", (*a, *b, trans_a, trans_b, None, FLOAT))
+
+
+def _spmm(x: Inputs) -> Iterator[Case]:
+    for g in x.graphs:
+        for shapes in [*(((w,), (w,)) for w in x.widths), *_BROADCASTS]:
+            u, e = x.floats(x.sources, *shapes[0]), x.floats(x.edges, *shapes[1])
+            label = f"{shapes}, {g[0].dtype}"
+            for op in ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div"):
+                yield Case(f"{op} {label}", "spmm", (g, op, u, e), False, spmm_reference.spmm)
+            (uq, us), (eq, es) = x.int8(*u.shape), x.int8(*e.shape)
+            yield Case(f"copy_lhs {label}", "qspmm", (g, "copy_lhs", uq, us, None, None, FLOAT))
+            yield Case(f"mul {label}", "qspmm", (g, "mul", uq, us, eq, es, FLOAT))
+            yield Case(f"mul {label}, float weights", "qspmm", (g, "mul", uq, us, e, None, BFLOAT), exact=False)
+            packed, scale = x.int4(*u.shape)
+            yield Case(label, "qspmm_int4", (g, "copy_lhs", packed, scale, list(shapes[0]), None, FLOAT))
+
+
+def _spmm_cmp(x: Inputs) -> Iterator[Case]:
+    for g in x.graphs:
+        for width in x.widths:
+            u, e = x.floats(x.sources, width), x.floats(x.edges, width)
+            label = f"width {width}, {g[0].dtype}"
+            for reduce in ("max", "min"):
+                for op in ("copy_lhs", "mul"):
+                    yield Case(f"{reduce} of {op} {label}", "spmm_cmp", (g, op, reduce, u, e))
+                yield Case(f"{reduce} {label}", "qspmm_cmp", (g, reduce, *x.int8(*u.shape), FLOAT))
+            arg = gqc_ops.spmm_cmp(g, "mul", "max", u, e)[1]
+            grad = x.floats(x.targets, width)
+            yield Case(label, "spmm_cmp_bwd", (g, arg, grad))
+            yield Case(label, "spmm_cmp_bwd_src", (g, arg, grad), exact=False)
+
+
+def _sddmm(x: Inputs) -> Iterator[Case]:
+    for g in x.graphs:
+        for targets in (("u", "v"), ("e", "v")):
+            shapes = [*(((w,), (w,)) for w in x.widths), ((4, 16), (4, 16)), ((3, 5), (1, 5)), *_BROADCASTS]
+            for left, right in shapes:
+                ops = ["add", "sub", "mul", "div", *(["dot"] if left[-1] == right[-1] else [])]
+                sides = [(x.rows(t), *shape) for t, shape in zip(targets, (left, right), strict=True)]
+                for op in ops:
+                    yield from _sddmm_of(x, g, op, sides, targets)
+
+
+def _sddmm_of(
+    x: Inputs, g: list[Tensor], op: str, sides: list[tuple[int, ...]], targets: tuple[str, str]
+) -> Iterator[Case]:
+    label = f"{op} {sides} on {targets}, {g[0].dtype}"
+    (a, b), exact = (x.floats(*side) for side in sides), op != "dot"
+    yield Case(label, "sddmm", (g, op, a, b, *targets), exact, sddmm_reference.sddmm)
+    (aq, a_scale), (bq, b_scale) = (x.int8(*side) for side in sides)
+    yield Case(label, "qsddmm", (g, op, aq, a_scale, bq, b_scale, *targets, FLOAT))
+    yield Case(f"{label}, float rhs", "qsddmm", (g, op, aq, a_scale, b, None, *targets, FLOAT), exact)
+    (ap, a_scale), (bp, b_scale) = (x.int4(*side) for side in sides)
+    left, right = ([*side[1:]] for side in sides)
+    yield Case(label, "qsddmm_int4", (g, op, ap, a_scale, left, bp, b_scale, right, *targets, FLOAT))
+    yield Case(f"{label}, float lhs", "qsddmm_int4", (g, op, a, None, None, bp, b_scale, right, *targets, FLOAT), exact)
+
+
+def _edge_softmax(x: Inputs) -> Iterator[Case]:
+    for g in x.graphs:
+        for heads in (1, 3, 4, 8, 40):
+            logits, label = 4 * x.floats(x.edges, heads), f"{heads} heads, {g[0].dtype}"
+            yield Case(label, "edge_softmax", (g, logits), False, softmax_reference.edge_softmax)
+            out, grad = gqc_ops.edge_softmax(g, logits), x.floats(x.edges, heads)
+            yield Case(label, "edge_softmax_bwd", (g, out, grad), False, softmax_reference.edge_softmax_bwd)
+    logits = 4 * x.floats(x.edges, 4)
+    logits[:, 1], logits[3, 2], logits[4, 3] = -float("inf"), float("nan"), float("inf")
+    yield Case("masked and bad logits", "edge_softmax", (x.graphs[0], logits), exact=False)
+
+
+FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
+    "quantize": _quantize,
+    "gemm": _gemm,
+    "spmm": _spmm,
+    "spmm_cmp": _spmm_cmp,
+    "sddmm": _sddmm,
+    "edge_softmax": _edge_softmax,
+}
+"""The cases of each family of ops by name."""
+
+
+def check(place: Place, until: float, small: bool = False, poisoned: bool = True) -> Found:
+    """Run all cases; a row for each op says how many there were and how far floats were off.
+
+    Args:
+        small: take sizes for the emulator and the sanitizer.
+        poisoned: as :meth:`Place.running` takes it. For initcheck, which else sees memory that the poison has written.
+    """
+    found, rows = Found(), {}
+    inputs = Inputs(small or place.dry)
+    for cases in FAMILIES.values():
+        for case in cases(inputs):
+            if time.monotonic() > until:
+                found.missing.append("the cases after these: no time")
+                break
+            if any(text.startswith(f"{case.op} ") for text in found.missing):
+                continue
+            row = rows.setdefault(case.op, {"op": case.op, "cases": 0, "bit-equal": 0, "largest error": 0.0})
+            error = attempt(found, f"{case.op} {case.label}", lambda case=case: compare(place, case, poisoned))
+            if error is not None:
+                row["cases"] += 1
+                row["bit-equal"] += error == 0
+                row["largest error"] = max(row["largest error"], error)
+    found.rows = [row for row in rows.values() if row["cases"]]
+    return found
+
+
+def compare(place: Place, case: Case, poisoned: bool = True) -> float:
+    """How far the device is off the CPU, as a part of the largest value.
+
+    Raises:
+        AssertionError: it is further off than the case allows.
+    """
+    op = getattr(gqc_ops, case.op)
+    with place.running(poisoned):
+        got = tree_map_only(Tensor, Tensor.cpu, op(*place.to(case.arguments)))
+    want = op(*case.arguments)
+    pairs = list(zip(_tensors(got), _tensors(want), strict=True))
+    if case.exact:
+        for actual, expected in pairs:
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+        return 0.0
+    if case.in_float64 is not None:
+        doubled = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, case.arguments)
+        pairs += zip(_tensors(got), _tensors(case.in_float64(*doubled)), strict=True)
+    return max(_error(actual, expected) for actual, expected in pairs)
+
+
+def _tensors(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    finite = want[want.isfinite()]
+    scale = max(float(finite.abs().max()), 1e-30) if finite.numel() else 1.0
+    tolerance = _TOLERANCE if got.dtype is not BFLOAT else 2**-8
+    got, want = got.double(), want.double()
+    torch.testing.assert_close(got, want, rtol=0, atol=tolerance * scale, equal_nan=True)
+    return float((got - want).nan_to_num(0.0, 0.0, 0.0).abs().max()) / scale if got.numel() else 0.0
