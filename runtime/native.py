@@ -22,7 +22,8 @@ _LIBRARY = Path(__file__).parent / "libgqc_cpu.so"
 _BUILD = "build it with `python setup.py build_ext --inplace` in the checkout, or `pip install -e .`"
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
-# Arguments of each kernel after `threads`: p pointer, i int64, f float.
+# Arguments of each kernel after `threads`: p pointer, i int64, f float. Those of the CPU do without the number of edges
+# or entries that some get: a GPU's grid is planned with it.
 SIGNATURES = {
     # graph
     "spmm": "iiiippppppp",
