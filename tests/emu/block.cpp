@@ -89,6 +89,7 @@ std::string Block::run(uint3 index) {
     thread = next();
     Fiber::switch_to(thread->fiber, scheduler_);
     if (error_.empty() && left_ < count_) error_ = "deadlock: " + who_waits() + "; block " + text(index);
+    for (int i = 0; !error_.empty() && i < count_; ++i) Fiber::forget_frames(stack(i), kStack);
     return error_;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import shutil
 import subprocess
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +31,11 @@ FLAGS = [
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),  # of pragmas, kernels need CUDA's "unroll"
     *("-ffp-contract=off", "-fno-strict-aliasing"),  # kernels read float4 from float*
 ]
-HOOKS = ["-fsanitize=thread", "-fno-tree-vectorize"]  # of kernels, see hooks.cpp: each access as it is written
-ADDRESS = ["-O1", "-fsanitize=address,bounds,shift,signed-integer-overflow", "-fno-sanitize-recover=all"]
+# Of kernels alone: the emulator's own files need neither, and take most of the time.
+HOOKS = ("-fsanitize=thread", "-fno-tree-vectorize")  # see hooks.cpp: each access as it is written
+ADDRESS = ("-O1", "-fsanitize=address,bounds,shift,signed-integer-overflow", "-fno-sanitize-recover=all")
+IS_SANITIZED = os.environ.get("GQC_SANITIZE") == "address"
+"""Whether this process was started with :func:`sanitized`."""
 _FRAMES = 32
 
 
@@ -67,6 +71,7 @@ class Emulator:
             if kernel.arguments[i] == "p" and argument.value:
                 memory[i] = self._addresses.find(kernel, i, argument.value)
         native = _load(self._library)
+        _note_launch(kernel.name)
         error = native.emu_launch(
             *(kernel.name.encode(), kernel.arguments.encode(), (ctypes.c_uint * 3)(*grid), block),
             *(values, memory, self._order, self._seed),
@@ -128,28 +133,28 @@ class Addresses:
         )
 
 
-def build(sources: Sequence[Path], folder: Path) -> Path:
+def build(sources: Sequence[Path], folder: Path, address: bool = IS_SANITIZED) -> Path:
     """Compile what has changed; processes that want the same library wait for the one that builds it.
-
-    With ``GQC_SANITIZE=address`` in the environment (see :func:`sanitized`) the kernels are under AddressSanitizer. It
-    sees what the emulator cannot: accesses outside of a thread's own arrays, and integers that overflow.
 
     Args:
         sources: kernels, ``.cu``.
         folder: of the library and its objects; ``-address`` is added to its name under AddressSanitizer.
+        address: put the kernels under AddressSanitizer. It sees what the emulator cannot: accesses outside of a
+            thread's own arrays, and integers that overflow. Only a process with :func:`sanitized` can load the library.
 
     Raises:
         setuptools.errors.CompileError: with the compiler's output.
     """
-    flags, hooks = [], HOOKS
-    if os.environ.get("GQC_SANITIZE") == "address":
-        folder, flags, hooks = folder.with_name(f"{folder.name}-address"), ADDRESS, []
+    command, checks, linked = (*compiler(), *FLAGS), HOOKS, ()
+    if address:
+        folder, checks = folder.with_name(f"{folder.name}-address"), ADDRESS
+        command, linked = (*command, "-DGQC_SANITIZED"), ADDRESS
     folder.mkdir(parents=True, exist_ok=True)
-    library, command = folder / "libemulated.so", (*compiler(), *FLAGS, *flags)
+    library = folder / "libemulated.so"
     compile_one = (*command, "-MMD", "-c", "-x", "c++")
     units = [
         *(Unit(source, folder / f"{source.stem}.o", compile_one) for source in sorted(HERE.glob("*.cpp"))),
-        *(Unit(source, folder / f"kernels_{source.stem}.o", (*compile_one, *hooks)) for source in sources),
+        *(Unit(source, folder / f"kernels_{source.stem}.o", (*compile_one, *checks)) for source in sources),
     ]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -157,15 +162,15 @@ def build(sources: Sequence[Path], folder: Path) -> Path:
         objects = [unit.object for unit in units]
         if not library.exists() or library.stat().st_mtime < max(file.stat().st_mtime for file in objects):
             new = library.with_suffix(".new")  # whoever has loaded the old one keeps it
-            execute([*command, "-shared", *map(str, objects), "-o", str(new)])
+            execute([*command, *linked, "-shared", *map(str, objects), "-o", str(new)])
             new.replace(library)
     return library
 
 
 @cache
-def library() -> Path:
-    """That of all kernels of csrc/cuda."""
-    return build(sorted(KERNELS.glob("*.cu")), Path("build/emu"))
+def library(address: bool = IS_SANITIZED) -> Path:
+    """That of all kernels of csrc/cuda, see :func:`build`."""
+    return build(sorted(KERNELS.glob("*.cu")), Path("build/emu"), address)
 
 
 def sanitized() -> dict[str, str]:
@@ -184,10 +189,23 @@ def exports() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def kernel_names(library: Path) -> set[str]:
+    """The kernels that the library has."""
+    return set(_load(library).emu_kernel_names().decode().split())
+
+
+@cache
+def _note_launch(name: str) -> None:
+    """Add a kernel that is launched for the first time to the file that ``GQC_LAUNCHED`` names, if it is set."""
+    if file := os.environ.get("GQC_LAUNCHED"):
+        with open(file, "a") as out:
+            out.write(f"{name}\n")
+
+
 @cache
 def _load(library: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library.resolve()))
-    loaded.emu_launch.restype = ctypes.c_char_p
+    loaded.emu_launch.restype = loaded.emu_kernel_names.restype = ctypes.c_char_p
     return loaded
 
 
@@ -196,8 +214,10 @@ def _line(library: Path) -> str:
     places = (ctypes.c_uint64 * _FRAMES)()
     _load(library).emu_frames(places, _FRAMES)
     inside = [f"{place - 1:#x}" for place in places if 0 < place < 1 << 32]  # a frame is the address after its call
+    if not inside or shutil.which("addr2line") is None:
+        return ""
     command = ["addr2line", "-i", "-e", str(library), *inside]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n") if inside else []
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
     lines = [line.split(" ")[0] for line in found if ".cu" in line]
     return f" ({Path(lines[0]).name})" if lines else ""
 

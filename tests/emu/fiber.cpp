@@ -41,7 +41,7 @@ struct FiberStart {
     }
 
     static void finish_switch([[maybe_unused]] void* fake_stack) {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GQC_SANITIZED
         __sanitizer_finish_switch_fiber(fake_stack, &leaving->stack_, &leaving->size_);
 #endif
     }
@@ -51,9 +51,8 @@ void Fiber::prepare(void* stack, size_t size, void (*run)()) {
     run_ = run;
     stack_ = stack;
     size_ = size;
-#ifdef __SANITIZE_ADDRESS__
-    __asan_unpoison_memory_region(stack, size);  // a fiber that was abandoned here has left its red zones
-#endif
+    constexpr size_t kOfLast = 4096;  // more than the frames that a fiber which has come to its end leaves behind
+    forget_frames(static_cast<char*>(stack) + size - kOfLast, kOfLast);
 #ifdef __x86_64__
     void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + size) & ~uintptr_t{15});
     *--top = nullptr;  // the caller of `run`; also aligns the stack as after a call
@@ -69,11 +68,17 @@ void Fiber::prepare(void* stack, size_t size, void (*run)()) {
 #endif
 }
 
+void Fiber::forget_frames([[maybe_unused]] void* stack, [[maybe_unused]] size_t size) {
+#ifdef GQC_SANITIZED
+    __asan_unpoison_memory_region(stack, size);
+#endif
+}
+
 void Fiber::switch_to(Fiber& to, Fiber& from, [[maybe_unused]] bool last) {
     arriving = &to;
     leaving = &from;
     void* fake_stack = nullptr;
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GQC_SANITIZED
     __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack, to.stack_, to.size_);
 #endif
 #ifdef __x86_64__

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GQC_SANITIZED
 #    include <sanitizer/asan_interface.h>
 #    include <sanitizer/common_interface_defs.h>
 #endif
@@ -21,6 +21,9 @@ class Fiber {
 
     // Suspends the running fiber, which must be `from`, until someone switches back to it. `last`: nobody will.
     static void switch_to(Fiber& to, Fiber& from, bool last = false);
+
+    // AddressSanitizer keeps red zones between the variables of functions that never return.
+    static void forget_frames(void* stack, size_t size);
 
   private:
     friend struct FiberStart;

@@ -45,10 +45,17 @@ bool History::is_after_updates() const {
     return several_blocks_ || (several_updates_ && write_epoch_ == block.epoch());
 }
 
+int History::first_reader() const {
+    return read_warp_ * kLanes + __builtin_ctz(read_lanes_);
+}
+
 const char* History::note_read() {
     if (write_epoch_ && (is_after_updates() || !is_before(write_epoch_, writer_, write_clock_)))
         return race("reads", is_update_ ? "has updated" : "has written", write_epoch_, writer_);
-    if (is_of_another_block(read_epoch_)) other_block_ = read_epoch_;
+    if (is_of_another_block(read_epoch_)) {
+        other_block_ = read_epoch_;
+        reader_in_other_block_ = static_cast<uint16_t>(first_reader());
+    }
     if (read_epoch_ != block.epoch()) {
         read_epoch_ = block.epoch();
         read_lanes_ = 0;
@@ -57,7 +64,7 @@ const char* History::note_read() {
     const int warp = warp_of(thread->number);
     if (read_lanes_ && read_warp_ != warp) {
         several_warps_ = true;
-        other_reader_ = static_cast<uint16_t>(thread->number);
+        reader_in_other_warp_ = static_cast<uint16_t>(thread->number);
         return nullptr;
     }
     bool all_before = true;  // if so, this read stands for all of them
@@ -76,11 +83,12 @@ const char* History::note_write(bool is_update) {
     if (!is_ordered && !(is_update && is_update_))
         return race(now, is_update_ ? "has updated" : "has written", write_epoch_, writer_);
     if (read_epoch_) {
-        const int first = read_warp_ * kLanes + __builtin_ctz(read_lanes_);
-        if (other_block_ || is_of_another_block(read_epoch_))
-            return race(now, "has read", other_block_ ? other_block_ : read_epoch_, first);
-        if (several_warps_ && read_epoch_ == block.epoch())
-            return race(now, "has read", read_epoch_, read_warp_ == warp_of(thread->number) ? other_reader_ : first);
+        if (other_block_) return race(now, "has read", other_block_, reader_in_other_block_);
+        if (is_of_another_block(read_epoch_)) return race(now, "has read", read_epoch_, first_reader());
+        if (several_warps_ && read_epoch_ == block.epoch()) {
+            const bool is_own_warp = read_warp_ == warp_of(thread->number);
+            return race(now, "has read", read_epoch_, is_own_warp ? reader_in_other_warp_ : first_reader());
+        }
         for (uint32_t lanes = read_lanes_; lanes; lanes &= lanes - 1) {
             const int reader = read_warp_ * kLanes + __builtin_ctz(lanes);
             if (!is_before(read_epoch_, reader, read_clock_)) return race(now, "has read", read_epoch_, reader);

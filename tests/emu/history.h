@@ -26,6 +26,7 @@ class History {
     const char* note_read();
     const char* note_write(bool atomic);
     bool is_after_updates() const;
+    int first_reader() const;
 
     uint32_t write_epoch_ = 0;  // of the last write; 0 is none
     uint32_t write_clock_ = 0;
@@ -34,7 +35,8 @@ class History {
     uint32_t read_lanes_ = 0;
     uint32_t other_block_ = 0;  // an epoch of another block that has read; 0 is none
     uint16_t writer_ = 0;
-    uint16_t other_reader_ = 0;  // of another warp than read_warp_
+    uint16_t reader_in_other_block_ = 0;
+    uint16_t reader_in_other_warp_ = 0;  // than read_warp_
     uint8_t read_warp_ = 0;
     bool is_update_ : 1;        // the last write
     bool several_updates_ : 1;  // in one epoch, in no order

@@ -28,12 +28,14 @@ struct Copy {
     SharedMemory* to;
     int64_t i;
     const void* from;  // null: zeros
+    size_t group;
 };
 constexpr size_t kCopied = 16;
 
+// Of a thread: copies that may not have happened yet, in order, and how many groups of copies have ended.
 struct Copies {
-    std::deque<std::vector<Copy>> groups;
-    std::vector<Copy> open;
+    std::vector<Copy> pending;
+    size_t groups = 0;
 };
 std::vector<Copies> copies(kMostThreads);
 
@@ -94,7 +96,10 @@ SharedMemory& shared_memory(const void* key, const char* name, size_t element, i
 
 void clear_shared_memory() {
     for (SharedMemory& memory : memories) memory.clear();
-    for (Copies& of_thread : copies) of_thread = {};
+    for (Copies& of_thread : copies) {
+        of_thread.pending.clear();
+        of_thread.groups = 0;
+    }
 }
 
 void free_shared_memory() {
@@ -105,20 +110,21 @@ void free_shared_memory() {
 void copy_async(SharedMemory& to, int64_t i, const void* from, bool inside) {
     if (inside) access_global(Access::read, from, kCopied, kCopied);
     to.begin_copy(i, kCopied);
-    copies[static_cast<size_t>(thread->number)].open.push_back({&to, i, inside ? from : nullptr});
+    Copies& mine = copies[static_cast<size_t>(thread->number)];
+    mine.pending.push_back({&to, i, inside ? from : nullptr, mine.groups});
 }
 
 void end_copies() {
-    Copies& mine = copies[static_cast<size_t>(thread->number)];
-    mine.groups.push_back(std::move(mine.open));
-    mine.open.clear();
+    ++copies[static_cast<size_t>(thread->number)].groups;
 }
 
 void wait_for_copies(int latest) {
     static const unsigned char zeros[kCopied] = {};
-    auto& groups = copies[static_cast<size_t>(thread->number)].groups;
-    for (; groups.size() > static_cast<size_t>(latest); groups.pop_front())
-        for (const Copy& copy : groups.front()) copy.to->end_copy(copy.i, copy.from ? copy.from : zeros, kCopied);
+    Copies& mine = copies[static_cast<size_t>(thread->number)];
+    auto copy = mine.pending.begin();
+    for (; copy != mine.pending.end() && copy->group + static_cast<size_t>(latest) < mine.groups; ++copy)
+        copy->to->end_copy(copy->i, copy->from ? copy->from : zeros, kCopied);
+    mine.pending.erase(mine.pending.begin(), copy);
 }
 
 }  // namespace emu

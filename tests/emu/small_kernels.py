@@ -14,9 +14,9 @@ FOLDER = Path("tests/emu/kernels")
 
 
 @cache
-def library() -> Path:
-    """Theirs, built where something has changed."""
-    return emulator.build(sorted(FOLDER.glob("*.cu")), Path("build/emu-tests"))
+def library(address: bool = emulator.IS_SANITIZED) -> Path:
+    """That of these kernels, see :func:`tests.emu.emulator.build`."""
+    return emulator.build(sorted(FOLDER.glob("*.cu")), Path("build/emu-tests"), address)
 
 
 def run(target: emulator.Emulator, name: str, blocks: int, threads: int, *arguments: Tensor | int | float) -> None:
