@@ -11,11 +11,14 @@ struct Philox {
     uint32_t node;
     uint32_t step;
 
-    // seed: two numbers, in the memory of the device.
-    __device__ __forceinline__ Philox(const int64_t* seed, int64_t node)
-        : key{static_cast<uint32_t>(seed[0]), static_cast<uint32_t>(static_cast<uint64_t>(seed[0]) >> 32)},
+    // number, step: the two numbers of a seed.
+    __device__ __forceinline__ Philox(int64_t number, int64_t step, int64_t node)
+        : key{static_cast<uint32_t>(number), static_cast<uint32_t>(static_cast<uint64_t>(number) >> 32)},
           node(static_cast<uint32_t>(node)),
-          step(static_cast<uint32_t>(seed[1])) {}
+          step(static_cast<uint32_t>(step)) {}
+
+    // seed: in the memory of the device.
+    __device__ __forceinline__ Philox(const int64_t* seed, int64_t node) : Philox(seed[0], seed[1], node) {}
 
     // Element 2i and 2i+1 of a block take the low and the high half of word i.
     __device__ __forceinline__ uint4 words(uint64_t block) const {

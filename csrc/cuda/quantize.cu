@@ -1,13 +1,120 @@
 // Symmetric quantization of a tensor to at most 8 bits with one scale (Tango, SC'23, section 3.1).
 
 #include "cuda/absmax.cuh"
+#include "cuda/int4.cuh"
+#include "cuda/rounding.cuh"
 
 template <typename T>
 __device__ __forceinline__ void absmax(const T* x, int64_t n, float* out) {
     GQC_SHARED(uint32_t, scratch, kWarp);
+    const bool vectors = is_aligned(x, 16);
     uint32_t seen = 0;
-    for (int64_t i = grid_thread(); i < n; i += grid_threads()) seen = larger(seen, magnitude(to_float(x[i])));
+#pragma unroll 1
+    for (int64_t first = kEight * grid_thread(); first < n; first += kEight * grid_threads()) {
+        float values[kEight];
+        load_eight(x + first, count_of_eight(first, n), vectors, values);
+#pragma unroll
+        for (int i = 0; i < kEight; ++i) seen = larger(seen, magnitude(values[i]));
+    }
     raise_absmax(out, seen, scratch);
+}
+
+// Eight values as the bytes of a tensor of int8, or as the halves of packed bytes.
+__device__ __forceinline__ void store_values(int8_t* q, int64_t first, uint2 values, int count, bool vectors) {
+    if (vectors && count == kEight) return global_store<uint2>(q + first, values);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i)
+        if (i < count) q[first + i] = static_cast<int8_t>(byte_of(i < 4 ? values.x : values.y, i % 4));
+}
+__device__ __forceinline__ void store_values(uint8_t* packed, int64_t first, uint2 values, int count, bool vectors) {
+    const uint32_t halves = packed_eight(values);
+    if (vectors && count == kEight) return global_store<uint32_t>(packed + first / 2, halves);
+#pragma unroll
+    for (int i = 0; i < kEight / 2; ++i)
+        if (2 * i < count) packed[first / 2 + i] = byte_of(halves, i);
+}
+
+// A thread rounds a block of random bits. Q: int8_t, or uint8_t for packed values of rows of even width, which then
+// lie side by side.
+template <typename T, typename Q>
+__device__ __forceinline__ void quantize(const T* x, int64_t n, const float* absmax, float limit, const int64_t* seed,
+                                         int64_t node, Q* q, float* scale) {
+    const Rounding round(*absmax, limit);
+    const RoundingBits random(seed, node);
+    if (grid_thread() == 0) *scale = round.scale;
+    const bool vectors = is_aligned(x, 16), vector_values = is_aligned(q, kEight);
+#pragma unroll 1
+    for (int64_t block = grid_thread(); block < (n + kEight - 1) / kEight; block += grid_threads()) {
+        const int64_t first = block * kEight;
+        const int count = count_of_eight(first, n);
+        float values[kEight];
+        load_eight(x + first, count, vectors, values);
+        store_values(q, first, rounded_eight(round, values, random.words(block)), count, vector_values);
+    }
+}
+
+// For rows of odd width, where a byte's two values may be rounded by two blocks of random bits: between rounding and
+// packing the values lie in shared memory.
+template <typename T>
+__device__ __forceinline__ void quantize_int4_rows(const T* x, int64_t rows, int64_t width, const float* absmax,
+                                                   float limit, const int64_t* seed, int64_t node, uint8_t* packed,
+                                                   float* scale) {
+    GQC_SHARED(uint8_t, values, 2 * PackedTile::kBytes + 2 * kEight);
+    const Rounding round(*absmax, limit);
+    const RoundingBits random(seed, node);
+    if (grid_thread() == 0) *scale = round.scale;
+    const bool vectors = is_aligned(x, 16);
+    const int64_t n = rows * width, tiles = (rows * int4_bytes(width) + PackedTile::kBytes - 1) / PackedTile::kBytes;
+#pragma unroll 1
+    for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const PackedTile tile(t, rows, width);
+        bool pair;
+        const int64_t block = tile.element(0, pair) / kEight, last = tile.element(tile.count - 1, pair) + pair;
+        for (int64_t b = block + threadIdx.x; b <= last / kEight; b += blockDim.x) {
+            float eight[kEight];
+            load_eight(x + b * kEight, count_of_eight(b * kEight, n), vectors, eight);
+            shared_store<uint2>(values, static_cast<int>(b - block) * kEight,
+                                rounded_eight(round, eight, random.words(b)));
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < tile.count; i += blockDim.x) {
+            const int at = static_cast<int>(tile.element(i, pair) - block * kEight);
+            const uint32_t low = values[at] & 15u, high = pair ? values[at + 1] & 15u : 0u;
+            packed[t * PackedTile::kBytes + i] = static_cast<uint8_t>(low | high << 4);
+        }
+        __syncthreads();
+    }
+}
+
+// Byte i of a word of int8 as a float, without a conversion: 2^23 + (value + 128), bit by bit.
+__device__ __forceinline__ float value_of(uint32_t word, int i) {
+    const uint32_t above = __byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7540 + i);
+    return __fsub_rn(__uint_as_float(above), 8388736.0f);
+}
+
+// A thread writes 16 bytes.
+template <typename T>
+__device__ __forceinline__ void dequantize(const int8_t* q, const float* scale, int64_t n, T* out) {
+    constexpr int kCount = 16 / sizeof(T), kWords = kCount / 4;
+    const float factor = *scale;
+    const int64_t whole = is_aligned(q, kCount) && is_aligned(out, 16) ? n / kCount : 0;
+#pragma unroll 1
+    for (int64_t i = grid_thread(); i < whole; i += grid_threads()) {
+        uint32_t words[kWords];
+        if constexpr (kWords == 1) {
+            words[0] = global_load<uint32_t>(q + i * kCount);
+        } else {
+            const uint2 two = global_load<uint2>(q + i * kCount);
+            words[0] = two.x, words[1] = two.y;
+        }
+        float values[kCount];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) values[j] = __fmul_rn(value_of(words[j / 4], j % 4), factor);
+        store_vector(out + i * kCount, values);
+    }
+#pragma unroll 1
+    for (int64_t i = whole * kCount + grid_thread(); i < n; i += grid_threads())
+        out[i] = from_float<T>(__fmul_rn(static_cast<float>(q[i]), factor));
 }
 
 // out: 0 on entry; the largest |x|, NaN if x holds a NaN, else Inf if it holds an Inf.
@@ -20,3 +127,95 @@ GQC_GLOBAL(256) absmax_bf16(const bfloat16* x, int64_t n, float* out) {
     absmax(x, n, out);
 }
 GQC_EXPORT(absmax_bf16)
+
+// absmax: one float, at least the largest |x|; limit: the largest value; seed: two numbers, or null to round to
+// nearest; q: n bytes; scale: one float.
+GQC_GLOBAL(256)
+quantize_f32(const float* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node, int8_t* q,
+             float* scale) {
+    quantize(x, n, absmax, limit, seed, node, q, scale);
+}
+GQC_EXPORT(quantize_f32)
+
+GQC_GLOBAL(256)
+quantize_bf16(const bfloat16* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node,
+              int8_t* q, float* scale) {
+    quantize(x, n, absmax, limit, seed, node, q, scale);
+}
+GQC_EXPORT(quantize_bf16)
+
+// As quantize for limit <= 7 and rows of even width, n elements in all; packed: n / 2 bytes.
+GQC_GLOBAL(256)
+quantize_int4_f32(const float* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node,
+                  uint8_t* packed, float* scale) {
+    quantize(x, n, absmax, limit, seed, node, packed, scale);
+}
+GQC_EXPORT(quantize_int4_f32)
+
+GQC_GLOBAL(256)
+quantize_int4_bf16(const bfloat16* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node,
+                   uint8_t* packed, float* scale) {
+    quantize(x, n, absmax, limit, seed, node, packed, scale);
+}
+GQC_EXPORT(quantize_int4_bf16)
+
+// As quantize_int4 for rows of any width; packed: [rows, int4_bytes(width)] bytes.
+GQC_GLOBAL(256)
+quantize_int4_rows_f32(const float* x, int64_t rows, int64_t width, const float* absmax, float limit,
+                       const int64_t* seed, int64_t node, uint8_t* packed, float* scale) {
+    quantize_int4_rows(x, rows, width, absmax, limit, seed, node, packed, scale);
+}
+GQC_EXPORT(quantize_int4_rows_f32)
+
+GQC_GLOBAL(256)
+quantize_int4_rows_bf16(const bfloat16* x, int64_t rows, int64_t width, const float* absmax, float limit,
+                        const int64_t* seed, int64_t node, uint8_t* packed, float* scale) {
+    quantize_int4_rows(x, rows, width, absmax, limit, seed, node, packed, scale);
+}
+GQC_EXPORT(quantize_int4_rows_bf16)
+
+// packed: n / 2 bytes, rows of even width; q: n bytes. A thread writes 16 bytes.
+GQC_GLOBAL(256) unpack_int4(const uint8_t* packed, int64_t n, int8_t* q) {
+    const int64_t whole = is_aligned(packed, 8) && is_aligned(q, 16) ? n / 16 : 0;
+#pragma unroll 1
+    for (int64_t i = grid_thread(); i < whole; i += grid_threads()) {
+        const uint2 halves = global_load<uint2>(packed + i * 8);
+        const uint2 low = unpacked_eight(halves.x), high = unpacked_eight(halves.y);
+        global_store<uint4>(q + i * 16, make_uint4(low.x, low.y, high.x, high.y));
+    }
+#pragma unroll 1
+    for (int64_t i = whole * 8 + grid_thread(); i < n / 2; i += grid_threads()) {
+        const uint2 values = unpacked_eight(packed[i]);
+        q[2 * i] = static_cast<int8_t>(byte_of(values.x, 0));
+        q[2 * i + 1] = static_cast<int8_t>(byte_of(values.x, 1));
+    }
+}
+GQC_EXPORT(unpack_int4)
+
+// As unpack_int4 for rows of any width; packed: [rows, int4_bytes(width)] bytes; q: rows * width bytes.
+GQC_GLOBAL(256) unpack_int4_rows(const uint8_t* packed, int64_t rows, int64_t width, int8_t* q) {
+    const int64_t tiles = (rows * int4_bytes(width) + PackedTile::kBytes - 1) / PackedTile::kBytes;
+#pragma unroll 1
+    for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const PackedTile tile(t, rows, width);
+        for (int i = threadIdx.x; i < tile.count; i += blockDim.x) {
+            bool pair;
+            const int64_t at = tile.element(i, pair);
+            const uint2 values = unpacked_eight(packed[t * PackedTile::kBytes + i]);
+            q[at] = static_cast<int8_t>(byte_of(values.x, 0));
+            if (pair) q[at + 1] = static_cast<int8_t>(byte_of(values.x, 1));
+        }
+    }
+}
+GQC_EXPORT(unpack_int4_rows)
+
+// out: n elements.
+GQC_GLOBAL(256) dequantize_f32(const int8_t* q, const float* scale, int64_t n, float* out) {
+    dequantize(q, scale, n, out);
+}
+GQC_EXPORT(dequantize_f32)
+
+GQC_GLOBAL(256) dequantize_bf16(const int8_t* q, const float* scale, int64_t n, bfloat16* out) {
+    dequantize(q, scale, n, out);
+}
+GQC_EXPORT(dequantize_bf16)

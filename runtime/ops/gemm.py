@@ -37,8 +37,8 @@ def _qgemm(
             raise KernelError(f"gqc.qgemm needs int8 matrices and got {x.dtype}: quantize them first")
     a, trans_a = _contiguous(a, trans_a)
     b, trans_b = _contiguous(b, trans_b)
-    if trans_a and m > k:
-        # The kernel shares out the contracted index of a transposed operand, which pays for small outputs only.
+    if trans_a and m > k and not kernels.on_gpu(a):
+        # The CPU's kernel shares out the contracted index of a transposed operand, which pays for small outputs only.
         a, trans_a = a.t().contiguous(), False
     return _product(a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b, bias, dtype)
 
@@ -119,7 +119,7 @@ def _qgemm_int4(
             f"(trans_b={trans_b}) and bias {None if bias is None else tuple(bias.shape)} do not fit together"
         )
     a, b = a.contiguous(), b.contiguous()
-    if trans_a and m > k:  # as in qgemm; a transposed copy cannot be made of half bytes
+    if trans_a and m > k and not kernels.on_gpu(a):  # as in qgemm; a transposed copy cannot be made of half bytes
         a, trans_a = unpack(a, [a_width]).t().contiguous(), False
     return _product(a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b, bias, dtype)
 

@@ -43,6 +43,10 @@ inline float __uint_as_float(unsigned x) {
 inline float __fadd_rn(float x, float y) {
     return x + y;
 }
+inline float __fadd_rd(float x, float y) {
+    const float sum = x + y;
+    return static_cast<double>(sum) > static_cast<double>(x) + y ? std::nextafter(sum, -INFINITY) : sum;
+}
 inline float __fsub_rn(float x, float y) {
     return x - y;
 }

@@ -22,6 +22,10 @@ EMULATED: tuple[str, ...] = (
     "test_segment_mm",
     "test_spmm",
     "test_spmm_cmp",
+    "test_quantize",
+    "test_dropout",
+    "test_gemm",
+    "test_int4",
 )
 
 

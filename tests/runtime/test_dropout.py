@@ -30,6 +30,15 @@ def test_matches_reference(backend, dtype, shape, p):
     torch.testing.assert_close(back, reference.dropout_backward(grad, mask, p), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offset", [1, 2, 4])
+def test_a_tensor_may_start_anywhere(backend, dtype, offset):
+    x, seed = torch.randn(3000).to(dtype)[offset:], torch.randint(2**62, (2,))
+    out, mask = torch.ops.gqc.dropout(x, 0.4, seed, 3)
+    assert torch.equal(out, reference.dropout(x, 0.4, seed, 3)[0])
+    assert torch.equal(torch.ops.gqc.dropout_backward(x, mask, 0.4), reference.dropout_backward(x, mask, 0.4))
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_keeps_the_mean_and_the_share(p):
     x, seed = torch.ones(200_000), torch.randint(2**62, (2,))
@@ -49,7 +58,7 @@ def test_nodes_and_steps_draw_other_numbers():
     assert min(different) > 0.9
 
 
-def test_a_dropped_nan_or_inf_stays_visible():
+def test_a_dropped_nan_or_inf_stays_visible(backend):
     x = torch.tensor([float("nan"), float("inf")] * 64)
     out, mask = torch.ops.gqc.dropout(x, 0.5, torch.tensor([1, 0]), 0)
     assert not out.isfinite().any()

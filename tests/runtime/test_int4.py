@@ -65,6 +65,15 @@ def test_large_tensors_equal_reference(backend: str, threads: int, shape: tuple[
     assert torch.equal(gqc.unpack_int4(got[0], shape[1:]), gqc.quantize(x, None, seed, 1, 4, True)[0])
 
 
+@pytest.mark.parametrize("dtype", [FLOAT, BFLOAT])
+@pytest.mark.parametrize("width", [1, 2, 7, 16, 33, 64])
+def test_a_tensor_may_start_anywhere(backend: str, dtype: torch.dtype, width: int) -> None:
+    x, seed = torch.randn(100 * width + 1, dtype=dtype)[1:].view(100, width), draw_seed()
+    packed, scale = gqc.quantize_int4(x, None, seed, 1, 4, True)
+    assert_equal((packed, scale), reference.quantize_int4(x, None, seed, 1, 4, True))
+    assert torch.equal(gqc.unpack_int4(packed[1:], [width]), reference.unpack_int4(packed[1:], [width]))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, 1e-45])
 def test_hard_values(backend: str, value: float) -> None:
     x = torch.full((6, 5), value)
@@ -113,6 +122,17 @@ def test_qgemm_equals_reference_where_threads_share_the_work(
 ) -> None:
     arguments = gemm_arguments(m, n, k, form, None, FLOAT)
     assert_equal(gqc.qgemm_int4(*arguments), reference.qgemm_int4(*arguments))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("m", "n", "k"), [(140, 35, 66), (31, 130, 77), (48, 64, 128)])
+def test_qgemm_operands_may_start_anywhere(backend: str, form: tuple[bool, bool], m: int, n: int, k: int) -> None:
+    """Also at the last bytes of their memory, behind which nothing may be read."""
+    a, a_scale, a_width, b, b_scale, b_width, *rest = gemm_arguments(m, n, k, form, None, FLOAT)
+    for offset in (1, 2, 5):
+        x, y = (torch.cat([p.new_full((offset,), 0x77), p.view(-1)])[offset:].view(p.shape) for p in (a, b))
+        arguments = (x, a_scale, a_width, y, b_scale, b_width, *rest)
+        assert_equal(gqc.qgemm_int4(*arguments), reference.qgemm_int4(*arguments))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -55,6 +55,15 @@ def test_equals_reference_at_sizes_around_blocks(backend: str, threads: int, dty
         assert_same(gqc.quantize(x, gqc.absmax(x), seed, 3, 8, stochastic), want)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 5])
+def test_a_tensor_may_start_anywhere(backend: str, dtype: torch.dtype, offset: int) -> None:
+    x, seed = torch.randn(3000, dtype=dtype)[offset:], draw_seed()
+    q, scale = gqc.quantize(x, None, seed, 3, 8, True)
+    assert_same((q, scale), reference.quantize(x, None, seed, 3, 8, True))
+    assert torch.equal(gqc.dequantize(q[offset:], scale, dtype), reference.dequantize(q[offset:], scale, dtype))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 9), max_size=4),
