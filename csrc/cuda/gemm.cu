@@ -3,9 +3,16 @@
 
 #include "cuda/gemm_rows.cuh"
 
+// Blocks that share a multiprocessor, whose registers then suffice for each (those of sm_75 do not).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kBlocks = 1;
+#else
+constexpr int kBlocks = 2;
+#endif
+
 // b: the right operand, [lines, width] int8 or 4-bit values, lines along the contracted index or not; columns: how many
 // the packed form has, a multiple of 128; out: [chunks, columns, kChunk] bytes, 0 where b has none. Blocks: columns /
-// 128 along x, chunks along y.
+// 128 along x, chunks along y. Lanes lie in the order of their numbers, not as place_of_quad has them.
 GQC_GLOBAL(128)
 qgemm_pack(const void* b, int64_t packed, int64_t lines, int64_t width, int64_t along_k, int64_t columns,
            uint8_t* out) {
@@ -13,15 +20,15 @@ qgemm_pack(const void* b, int64_t packed, int64_t lines, int64_t width, int64_t 
     const Operand right(b, lines, width, packed, along_k != 0);
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t column = static_cast<int64_t>(blockIdx.x) * kTileRows, chunk = blockIdx.y;
-    TilePart part;
-    part.load(right, thread, column, chunk * kChunk);
-    part.store(right, thread, tile, 0);
+    TileShare<false> share(right, thread, column, chunk * kChunk, along_k ? width : lines);
+    share.load();
+    share.store(tile, 0, false);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-        const int piece = thread + i * kTileThreads, row = piece / 4;
-        const int from = place_of_row(row / 32 * 32 + packed_column(row % 32)) + piece % 4 * kPiece;
-        global_store<uint4>(out + ((chunk * columns + column) * kChunk + piece * kPiece),
+        const int quad = thread + i * kTileThreads, step = quad / kWarp;
+        const int from = place_of_quad(step / 2, step % 2, quad % kWarp);
+        global_store<uint4>(out + ((chunk * columns + column) * kChunk + quad * kPiece),
                             shared_load<uint4>(tile, from));
     }
 }
@@ -31,7 +38,7 @@ GQC_EXPORT(qgemm_pack)
 // to a multiple of the kernel's columns; bias: n floats or null; absmax: 0 on entry; m, n, k > 0, k <= 131072. The
 // kernels that copy want int8 on a 16-byte boundary and k % 16 == 0.
 #define GQC_ROWS(name, columns, async, T)                                                                              \
-    GQC_GLOBAL(256)                                                                                                    \
+    GQC_GLOBAL(256, async ? kBlocks : 1)                                                                               \
     name(const void* a, int64_t a_packed, const uint8_t* right, int64_t m, int64_t n, int64_t k, const float* a_scale, \
          const float* b_scale, const float* bias, T* out, float* absmax) {                                             \
         multiply_rows<columns, async>(a, a_packed, right, m, n, k, a_scale, b_scale, bias, out, absmax);               \
@@ -47,11 +54,11 @@ GQC_ROWS(qgemm_rows_256_copy_bf16, 256, true, bfloat16)
 GQC_ROWS(qgemm_rows_256_f32, 256, false, float)
 GQC_ROWS(qgemm_rows_256_bf16, 256, false, bfloat16)
 
-// parts[p][i][j] = sum over the contracted indices p * part .. of a(i, k) b(k, j), for part <= 131072, a multiple of
-// kChunk. a: lines along k, [m, k], or [k, m]; b: [n, k] or [k, n]. Blocks: tiles of 128 x 128 along x, parts along y.
-GQC_GLOBAL(256)
-qgemm_parts(const void* a, int64_t a_packed, int64_t a_along_k, const void* b, int64_t b_packed, int64_t b_along_k,
-            int64_t m, int64_t n, int64_t k, int64_t part, int32_t* parts) {
+// kWhole: both operands are as TileShare says.
+template <bool kWhole>
+__device__ __forceinline__ void multiply_parts(const void* a, int64_t a_packed, int64_t a_along_k, const void* b,
+                                               int64_t b_packed, int64_t b_along_k, int64_t m, int64_t n, int64_t k,
+                                               int64_t part, int32_t* parts) {
     constexpr int kTile = kTileRows * kChunk, kStage = 2 * kTile, kWarpsOfRows = kTileRows / kWarpRows;
     GQC_SHARED(uint8_t, tiles, 2 * kStage);
     // The first half of the threads loads left, the second right.
@@ -60,53 +67,74 @@ qgemm_parts(const void* a, int64_t a_packed, int64_t a_along_k, const void* b, i
     const Operand own(is_left ? a : b, along_k ? outer : k, along_k ? k : outer, is_left ? a_packed : b_packed,
                       along_k != 0);
     const int thread = static_cast<int>(threadIdx.x) % kTileThreads, tile = is_left ? 0 : kTile;
-    const int tiles_of_n = static_cast<int>((n + kTileRows - 1) / kTileRows);
-    const int64_t row = static_cast<int64_t>(blockIdx.x / tiles_of_n) * kTileRows;
-    const int64_t column = static_cast<int64_t>(blockIdx.x % tiles_of_n) * kTileRows;
-    const int64_t row_of_own = is_left ? row : column;
-    const int64_t first = blockIdx.y * part, last = first + part < k ? first + part : k;
-    const int row_of_warp = warp_id() % kWarpsOfRows * kWarpRows;
-    const int column_of_warp = warp_id() / kWarpsOfRows * kWarpColumns;
-    const bool works = row + row_of_warp < m && column + column_of_warp < n;
+    const auto row_of_warp = [] { return thread_anew() / kWarp % kWarpsOfRows * kWarpRows; };
+    const auto column_of_warp = [] { return thread_anew() / kWarp / kWarpsOfRows * kWarpColumns; };
+    const auto row_of_sums = [&] { return static_cast<int64_t>(blockIdx.x) * kTileRows + row_of_warp(); };
+    const auto column_of_sums = [&] { return static_cast<int64_t>(blockIdx.y) * kTileRows + column_of_warp(); };
+    const int64_t first = blockIdx.z * part, last = first + part < k ? first + part : k;
+    const bool works = row_of_sums() < m && column_of_sums() < n;
 
     WarpSums sums;
     sums.clear();
-    TilePart share;
-    share.load(own, thread, row_of_own, first);
-    share.store(own, thread, tiles, tile);
-    int stage = 0;
+    TileShare<kWhole> share(own, thread, static_cast<int64_t>(is_left ? blockIdx.x : blockIdx.y) * kTileRows, first,
+                            last);
+    int chunks = static_cast<int>((last - first + kChunk - 1) / kChunk);
+    share.load();
+    share.store(tiles, chunks % 2 * kStage + tile, is_left);
 #pragma unroll 1
-    for (int64_t at = first; at < last; at += kChunk) {
-        share.load(own, thread, row_of_own, at + kChunk < last ? at + kChunk : k);
+    for (; chunks > 0; --chunks) {
+        share.load();  // nothing after the last chunk
         __syncthreads();
-        if (works)
-            sums.add(tiles, stage, row_of_warp, [&](int j) {
-                const int of_right = column_of_warp + 8 * j + lane_id() / 4;
-                return shared_load<uint4>(tiles, stage + kTile + place_of_row(of_right) + lane_id() % 4 * kPiece);
+        const int stage = chunks % 2 * kStage;
+        if (works) {
+            const int quads = stage + kTile + column_of_warp() * kChunk;
+            sums.add(tiles, stage, row_of_warp(), [&](int group, int step) {
+                return shared_load<uint4>(tiles, quads + place_of_quad(group, step, lane_id()));
             });
-        stage ^= kStage;
-        share.store(own, thread, tiles, stage + tile);
+        }
+        share.store(tiles, kStage - stage + tile, is_left);
     }
     if (!works) return;
-    int32_t* out = parts + blockIdx.y * m * n;
+    const int64_t j = column_of_sums() + sums.column_of_lane();
+    const int count = count_of_eight(j, n);
+    const bool vectors = n % 4 == 0 && count == kEight;
 #pragma unroll
-    for (int of_lane = 0; of_lane < kWarpRows / 8; ++of_lane) {
-        const int64_t i = row + row_of_warp + of_lane * 8 + lane_id() / 4;
+    for (int e = 0; e < 2; ++e) {
+        const int64_t i = row_of_sums() + sums.row_of_lane(e);
+        int32_t* out = parts + (blockIdx.z * m + i) * n + j;
 #pragma unroll
-        for (int fragment = 0; fragment < kWarpColumns / 8; ++fragment) {
-            const int64_t j = column + column_of_warp + fragment * 8 + lane_id() % 4 * 2;
-            const int32_t* pair = &sums.values[of_lane / 2][fragment][of_lane % 2 * 2];
-            if (i >= m || j >= n) continue;
-            if (n % 2 == 0) {
-                global_store<int2>(out + i * n + j, make_int2(pair[0], pair[1]));
-            } else {
-                out[i * n + j] = pair[0];
-                if (j + 1 < n) out[i * n + j + 1] = pair[1];
+        for (int of_lane = 0; of_lane < kWarpRows / 8; ++of_lane) {
+            const auto sum = [&](int c) { return sums.at(of_lane, e, c); };
+            if (i + 8 * of_lane < m && vectors) {
+                global_store<int4>(out, make_int4(sum(0), sum(1), sum(2), sum(3)));
+                global_store<int4>(out + 4, make_int4(sum(4), sum(5), sum(6), sum(7)));
+            } else if (i + 8 * of_lane < m) {
+#pragma unroll
+                for (int c = 0; c < kEight; ++c)
+                    if (c < count) out[c] = sum(c);
             }
+            out += 8 * n;
         }
     }
 }
+
+// parts[p][i][j] = sum over the contracted indices p * part .. of a(i, k) b(k, j), for part <= 131072, a multiple of
+// kChunk. a: lines along k, [m, k], or [k, m]; b: [n, k] or [k, n]. Blocks: 128 rows each along x, 128 columns along y,
+// parts along z.
+GQC_GLOBAL(256)
+qgemm_parts(const void* a, int64_t a_packed, int64_t a_along_k, const void* b, int64_t b_packed, int64_t b_along_k,
+            int64_t m, int64_t n, int64_t k, int64_t part, int32_t* parts) {
+    multiply_parts<false>(a, a_packed, a_along_k, b, b_packed, b_along_k, m, n, k, part, parts);
+}
 GQC_EXPORT(qgemm_parts)
+
+// As qgemm_parts for int8 operands [k, m] and [k, n] on 16-byte boundaries, m and n multiples of 16: weights'
+// gradients.
+GQC_GLOBAL(256, kBlocks)
+qgemm_parts_whole(const void* a, const void* b, int64_t m, int64_t n, int64_t k, int64_t part, int32_t* parts) {
+    multiply_parts<true>(a, 0, 0, b, 0, 0, m, n, k, part, parts);
+}
+GQC_EXPORT(qgemm_parts_whole)
 
 // Adds the parts, which may be more than int32 holds. Warps of a block share the parts of 32 columns of a row.
 template <typename T>
@@ -116,7 +144,8 @@ __device__ __forceinline__ void add_parts(const int32_t* parts, int64_t count, i
     constexpr int kWarps = 8;
     GQC_SHARED(int64_t, sums, kWarps* kWarp);
     GQC_SHARED(uint32_t, scratch, kWarp);
-    Epilogue<T> epilogue(a_scale, b_scale, bias, out, m, n);
+    const Epilogue epilogue(a_scale, b_scale, bias);
+    uint32_t seen = 0;
     const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + lane_id();
     for (int64_t row = blockIdx.y; row < m; row += gridDim.y) {
         const int32_t* part = parts + row * n + column;
@@ -129,13 +158,13 @@ __device__ __forceinline__ void add_parts(const int32_t* parts, int64_t count, i
         if (warp_id() == 0 && column < n) {
 #pragma unroll
             for (int w = 1; w < kWarps; ++w) sum += sums[w * kWarp + lane_id()];
-            const float y = epilogue.value(sum, bias ? bias[column] : 0.0f);
-            epilogue.saw(y);
+            const float y = epilogue.value(sum, epilogue.bias_of(column));
+            seen = larger(seen, magnitude(y));
             out[row * n + column] = from_float<T>(y);
         }
         __syncthreads();
     }
-    epilogue.finish(absmax, scratch);
+    raise_absmax_of_rounded<T>(absmax, seen, scratch);
 }
 
 // parts: [count, m, n], count may be 0; absmax: 0 on entry. Blocks: a column group of 32 each along x, rows along y.

@@ -1,7 +1,7 @@
 // Product of a left operand of many rows with a right one that is packed once: blocks share the rows, and one block
 // covers up to 256 columns, so that left is read from memory once.
 //
-// Right is packed in the order in which lanes take it (512 bytes in a run for 8 columns and a chunk), so it comes
+// Right is packed in the order in which lanes take it (512 bytes in a run for a product of a warp), so it comes
 // straight from the L1 cache, where it stays while a block goes through its rows, and shared memory is all left's.
 #pragma once
 
@@ -11,37 +11,8 @@
 
 constexpr int kRowsThreads = 256;
 
-// Column of a group of 32 whose bytes lie in row `row` of the group's packed rows. A lane's sums of four fragments are
-// then 8 neighbouring columns.
-__device__ __forceinline__ int packed_column(int row) {
-    return row % 8 / 2 * 8 + row / 8 * 2 + row % 2;
-}
-
-// A chunk of a tile of rows of left.
-struct RowsStep {
-    int64_t tile;
-    int64_t row, slab;  // of the tile: its first row, its slab of columns
-    int chunk = 0;
-
-    __device__ __forceinline__ RowsStep(int rows, int64_t slabs) : tile(blockIdx.x) { find(rows, slabs); }
-
-    __device__ __forceinline__ void advance(int chunks, int rows, int64_t slabs) {
-        if (++chunk < chunks) return;
-        chunk = 0;
-        tile += gridDim.x;
-        find(rows, slabs);
-    }
-
-  private:
-    __device__ __forceinline__ void find(int rows, int64_t slabs) {
-        const int64_t of_rows = slabs == 1 ? tile : tile / slabs;
-        row = of_rows * rows;
-        slab = tile - of_rows * slabs;
-    }
-};
-
-// kColumns: 128 or 256 columns of a block. kAsync: left is int8 and its pieces are whole and aligned. right: packed,
-// [chunks, slabs * kColumns, kChunk] bytes; m, n, k > 0.
+// kColumns: 128 or 256 columns of a block. kAsync: left is int8 and its pieces are whole and aligned. right: quads,
+// [chunks, slabs * kColumns * kChunk] bytes; m, n, k > 0.
 template <int kColumns, bool kAsync, typename T>
 __device__ __forceinline__ void multiply_rows(const void* a, int64_t a_packed, const uint8_t* right, int64_t m,
                                               int64_t n, int64_t k, const float* a_scale, const float* b_scale,
@@ -53,104 +24,145 @@ __device__ __forceinline__ void multiply_rows(const void* a, int64_t a_packed, c
     GQC_SHARED(uint8_t, tiles_of_left, kStages * kRows * kChunk);
     GQC_SHARED(uint32_t, scratch, kWarp);
 
-    const Operand left(a, m, k, a_packed, true);
-    Epilogue<T> epilogue(a_scale, b_scale, bias, out, m, n);
-    const int chunks = static_cast<int>((k + kChunk - 1) / kChunk);
-    const int64_t slabs = (n + kColumns - 1) / kColumns, tiles = (m + kRows - 1) / kRows * slabs;
-    const int row_of_warp = warp_id() % kWarpsOfRows * kWarpRows;
-    const int column_of_warp = warp_id() / kWarpsOfRows * kWarpColumns;
+    const Operand whole(a, m, k, kAsync ? 0 : a_packed, true);
+    uint32_t seen = 0;
+    const int width = static_cast<int>(k), chunks = (width + kChunk - 1) / kChunk;
+    const int slabs = static_cast<int>((n + kColumns - 1) / kColumns);
+    const int tiles = static_cast<int>((m + kRows - 1) / kRows) * slabs;
+    const auto row_of_warp = [] { return thread_anew() / kWarp % kWarpsOfRows * kWarpRows; };
+    const auto column_of_warp = [] { return thread_anew() / kWarp / kWarpsOfRows * kWarpColumns; };
+
+    // What is fetched: this thread's pieces, of rows of_piece, of_piece + 64, ..
+    const auto of_piece = [] { return thread_anew() / 4; };
+    const auto byte_of_piece = [] { return thread_anew() % 4 * kPiece; };
+    constexpr int kRowsOfPieces = kRowsThreads / 4;
+    int next_tile = static_cast<int>(blockIdx.x), next_chunk = 0, rows_left = 0;
+    const uint8_t* from = nullptr;
+    const auto start_fetching = [&]() {
+        const int64_t row = static_cast<int64_t>(next_tile / slabs) * kRows + of_piece();
+        rows_left = next_tile < tiles ? left(m, row) : 0;
+        from = whole.place(rows_left > 0 ? row : 0, byte_of_piece());
+    };
+    const auto go_on_fetching = [&]() {
+        from += whole.packed ? kChunk / 2 : kChunk;
+        if (++next_chunk < chunks) return;
+        next_chunk = 0;
+        next_tile += static_cast<int>(gridDim.x);
+        start_fetching();
+    };
+    const auto width_left = [&]() { return width - next_chunk * kChunk - byte_of_piece(); };
+    const auto place_of_piece = [&] { return place_of_row(of_piece()) + byte_of_piece(); };  // and each 64 rows later
+
     WarpSums sums;
     sums.clear();
-
-    const auto row_of_piece = [](int i) { return (static_cast<int>(threadIdx.x) + i * kRowsThreads) / 4; };
-    const int byte_of_piece = static_cast<int>(threadIdx.x) % 4 * kPiece;
-    const auto place_of_piece = [&](int stage, int i) {
-        return stage * kRows * kChunk + place_of_row(row_of_piece(i)) + byte_of_piece;
+    const uint32_t quads_of_chunk = static_cast<uint32_t>(slabs) * (kColumns * kChunk / kPiece);
+    const auto multiply = [&](uint32_t quads, int stage) {
+        sums.add(tiles_of_left, stage * kRows * kChunk, row_of_warp(), [&](int group, int step) {
+            return global_load<uint4>(right + static_cast<int64_t>(quads) * kPiece +
+                                      (group * 2 + step) * kWarp * kPiece);
+        });
     };
 
-    const auto multiply = [&](const RowsStep& step, int stage) {
-        const int64_t column = step.slab * kColumns + column_of_warp;
-        if (column >= n) return;
-        const uint8_t* from = right + (step.chunk * slabs * kColumns + column) * kChunk + lane_id() * kPiece;
-        sums.add(tiles_of_left, stage * kRows * kChunk, row_of_warp,
-                 [&](int j) { return global_load<uint4>(from + j * 8 * kChunk); });
-    };
-
-    const auto write = [&](const RowsStep& step) {
+    const auto write = [&](int tile) {
+        const Epilogue epilogue(a_scale, b_scale, bias);
+        const bool vectors = n % kEight == 0 && is_aligned(out, 16);
+        const int of_rows = tile / slabs;
+        const int column = (tile - of_rows * slabs) * kColumns + column_of_warp() + sums.column_of_lane();
+        const int count = count_of_eight(column, n);
+        float shift[kEight];
 #pragma unroll
-        for (int group = 0; group < kWarpColumns / 32; ++group) {
-            const int64_t column = step.slab * kColumns + column_of_warp + group * 32 + lane_id() % 4 * kEight;
-            if (column >= n) continue;
-            const int count = count_of_eight(column, n);
-            float shift[kEight];
-            if (bias) load_eight(bias + column, count, false, shift);
+        for (int i = 0; i < kEight; ++i) shift[i] = i < count ? epilogue.bias_of(column + i) : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int64_t row = static_cast<int64_t>(of_rows) * kRows + row_of_warp() + sums.row_of_lane(e);
+            const int rows = left(m, row);
+            T* to = out + row * n + column;
 #pragma unroll
             for (int of_lane = 0; of_lane < kWarpRows / 8; ++of_lane) {
-                const int64_t row = step.row + row_of_warp + of_lane * 8 + lane_id() / 4;
-                if (row >= m) continue;
                 float y[kEight];
 #pragma unroll
-                for (int i = 0; i < kEight; ++i) {
-                    const int32_t sum = sums.values[of_lane / 2][group * 4 + i / 2][of_lane % 2 * 2 + i % 2];
-                    y[i] = epilogue.value(sum, shift[i]);
-                    if (i < count) epilogue.saw(y[i]);
+                for (int i = 0; i < kEight; ++i) y[i] = epilogue.value(sums.at(of_lane, e, i), shift[i]);
+                if (of_lane * 8 < rows && count > 0) {
+#pragma unroll
+                    for (int i = 0; i < kEight; ++i)
+                        if (i < count) seen = larger(seen, magnitude(y[i]));
+                    store_eight(to, y, count, vectors);
                 }
-                store_eight(out + row * n + column, y, count, epilogue.vectors);
+                to += 8 * n;
             }
         }
         sums.clear();
     };
 
-    RowsStep next(kRows, slabs);
+    // Calls step(first of this lane's quads, whether there are columns) for each chunk of each tile of this block.
+    const auto for_each_chunk = [&](const auto& step) {
+#pragma unroll 1
+        for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
+            const int column = tile % slabs * kColumns + column_of_warp();
+            uint32_t quads = static_cast<uint32_t>(column) * (kChunk / kPiece) + lane_id();
+            const bool works = column < n;
+#pragma unroll 1
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+                step(quads, works);
+                quads += quads_of_chunk;
+            }
+            write(tile);
+        }
+    };
+
+    start_fetching();
     int stage = 0;
     if constexpr (kCopies) {
         const auto fetch = [&](int into) {
-            if (next.tile < tiles) {
-                const int64_t at = static_cast<int64_t>(next.chunk) * kChunk + byte_of_piece;
+            if (next_tile < tiles) {
+                const bool inside = width_left() > 0;
 #pragma unroll
                 for (int i = 0; i < kOwn; ++i) {
-                    const int64_t row = next.row + row_of_piece(i);
-                    const bool inside = row < m && at < k;
-                    copy_async(tiles_of_left, place_of_piece(into, i), left.values + (inside ? row * k + at : 0),
-                               inside);
+                    const bool copies = inside && i * kRowsOfPieces < rows_left;
+                    copy_async(tiles_of_left, place_of_piece() + (into * kRows + i * kRowsOfPieces) * kChunk,
+                               copies ? from + i * kRowsOfPieces * k : whole.values, copies);
                 }
-                next.advance(chunks, kRows, slabs);
+                go_on_fetching();
             }
             end_copies();
         };
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) fetch(i);
-        for (RowsStep step(kRows, slabs); step.tile < tiles; step.advance(chunks, kRows, slabs)) {
+        for_each_chunk([&](uint32_t quads, bool works) {
             wait_for_copies<kStages - 2>();
             __syncthreads();
             fetch((stage + kStages - 1) % kStages);
-            multiply(step, stage);
-            if (step.chunk == chunks - 1) write(step);
+            if (works) multiply(quads, stage);
             stage = (stage + 1) % kStages;
-        }
+        });
     } else {
         uint4 pieces[kOwn];
         const auto fetch = [&]() {
 #pragma unroll
-            for (int i = 0; i < kOwn; ++i)
-                pieces[i] = load_piece(left, next.row + row_of_piece(i),
-                                       static_cast<int64_t>(next.chunk) * kChunk + byte_of_piece);
-            next.advance(chunks, kRows, slabs);
+            for (int i = 0; i < kOwn; ++i) {
+                const int rows = rows_left - i * kRowsOfPieces;
+                pieces[i] = make_uint4(0, 0, 0, 0);
+                if (rows > 0 && width_left() > 0)
+                    pieces[i] = load_piece(whole.values, from + i * kRowsOfPieces * whole.pitch(), width_left(),
+                                           rows == 1, whole.packed, whole.vectors);
+            }
+            go_on_fetching();
         };
         const auto put = [&](int into) {
 #pragma unroll
-            for (int i = 0; i < kOwn; ++i) shared_store<uint4>(tiles_of_left, place_of_piece(into, i), pieces[i]);
+            for (int i = 0; i < kOwn; ++i)
+                shared_store<uint4>(tiles_of_left, place_of_piece() + (into * kRows + i * kRowsOfPieces) * kChunk,
+                                    pieces[i]);
         };
         fetch();
         put(stage);
-        for (RowsStep step(kRows, slabs); step.tile < tiles; step.advance(chunks, kRows, slabs)) {
+        for_each_chunk([&](uint32_t quads, bool works) {
             fetch();
             __syncthreads();
-            multiply(step, stage);
+            if (works) multiply(quads, stage);
             stage ^= 1;
             put(stage);
-            if (step.chunk == chunks - 1) write(step);
-        }
+        });
     }
-    epilogue.finish(absmax, scratch);
+    raise_absmax_of_rounded<T>(absmax, seen, scratch);
 }

@@ -1,9 +1,11 @@
-// Tiles of a product in shared memory: rows of kChunk bytes along the contracted index, and the product of two tiles by
-// a warp.
+// Tiles of a product: how operands lie in memory so that a warp takes them without conflicts and without moving a
+// register, and the product of a chunk.
 //
-// A lane takes the 16 bytes t of a row at once and feeds them to two steps of mma_s8 as words t and 4 + t of each. So
-// contracted indices meet in another order than they lie in, the same one for both operands, and a fragment of 8 rows
-// is one run of 512 bytes: no two lanes want the same bank.
+// mma_s8 multiplies columns of right (as its rows, so the output comes transposed) by rows of left. A row of left is 64
+// bytes, of which lane t of a row takes 16 at once: words 4 t and 4 t + 1 for a first product, the other two for a
+// second. So contracted indices meet in another order than they lie in, the same one for both operands. Right lies in
+// quads, the 16 bytes that a lane hands to a product: words of two columns. Columns are spread over products so that a
+// lane's sums are 8 neighbours of an output row.
 #pragma once
 
 #include "cuda/gemm_operand.cuh"
@@ -14,10 +16,33 @@ constexpr int kTileThreads = 128;
 constexpr int kPieces = kTileRows * kChunk / kPiece / kTileThreads;  // of a thread
 static_assert(kPieces == 4, "a thread transposes blocks of 4 rows");
 
-// Every other 16 rows have their odd and even rows swapped, so that lanes that write words of two such runs use
-// different banks.
+// threadIdx.x, read anew: what is computed from it takes no register of a loop that calls this.
+__device__ __forceinline__ int thread_anew() {
+#ifdef GQC_EMULATED
+    return static_cast<int>(threadIdx.x);
+#else
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#endif
+}
+
+// Of a row of left. Every other 16 rows have their odd and even rows swapped, so that lanes that write words of two
+// such runs use different banks.
 __device__ __forceinline__ int place_of_row(int row) {
     return (row ^ (row >> 4 & 1)) * kChunk;
+}
+
+// Of the quad that a lane takes for product `step` of the chunk, of the columns of `group`, 16 of the 64 from group / 4
+// on. Lanes of second products lie crosswise, so that words of a chunk are written to different banks.
+__device__ __forceinline__ int place_of_quad(int group, int step, int lane) {
+    return ((group * 2 + step) * kWarp + (lane ^ (step * 4))) * kPiece;
+}
+
+// Of a word of a column of right: contracted indices 4 word .. 4 word + 3.
+__device__ __forceinline__ int place_in_quads(int column, int word) {
+    const int group = column / 64 * 4 + column % 8 / 2, lane = column % 64 / 8 * 4 + word / 4;
+    return place_of_quad(group, word % 4 / 2, lane) + word % 2 * 8 + column % 2 * 4;
 }
 
 // Rows 0..3 of 4 bytes become columns.
@@ -28,82 +53,148 @@ __device__ __forceinline__ void transpose_bytes(uint32_t (&v)[4]) {
     v[2] = __byte_perm(high01, high23, 0x5410), v[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// One thread's share of a tile of kTileRows rows on its way from global to shared memory.
-struct TilePart {
+template <bool kWhole>
+struct PitchOf {
+    using Type = int64_t;
+};
+template <>
+struct PitchOf<true> {  // a size of the product's output
+    using Type = int32_t;
+};
+
+// One thread's share of the tiles of an operand, chunk by chunk, on its way from global to shared memory. kWhole: the
+// operand is int8, its lines do not run along the contracted index, and its pieces are whole and aligned.
+template <bool kWhole>
+struct TileShare {
     uint4 pieces[kPieces];
 
-    // thread: 0 .. kTileThreads; the tile starts at row `row` and contracted index `k`.
-    __device__ __forceinline__ void load(const Operand& x, int thread, int64_t row, int64_t k) {
+    // thread: 0 .. kTileThreads; tiles start at row `row`, the first at contracted index `k`; they end at `last`.
+    __device__ __forceinline__ TileShare(const Operand& x, int thread, int64_t row, int64_t k, int64_t last)
+        : pitch_(static_cast<typename PitchOf<kWhole>::Type>(x.pitch())),
+          begin_(x.values),
+          packed_(!kWhole && x.packed),
+          along_k_(!kWhole && x.along_k),
+          vectors_(x.vectors) {
+        const int64_t line = along_k_ ? row + thread / 4 : k + thread % kPiece * 4;
+        const int64_t at = along_k_ ? k + thread % 4 * kPiece : row + thread / kPiece * kPiece;
+        from_ = x.place(line, at);
+        lines_ = left(along_k_ ? x.lines : last, line);
+        width_ = left(along_k_ ? last : x.width, at);
+        if (width_ <= 0 && !along_k_) lines_ = 0;
+    }
+
+    // Reads the chunk and goes on to the next.
+    __device__ __forceinline__ void load() {
+        const int step = along_k_ ? kTileThreads / 4 : 1;
+        const uint8_t* from = from_;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-            const int piece = thread + i * kTileThreads;
-            pieces[i] = x.along_k ? load_piece(x, row + piece / 4, k + piece % 4 * kPiece)
-                                  : load_piece(x, k + thread % kPiece * 4 + i, row + thread / kPiece * kPiece);
+            const int lines = lines_ - i * step;
+            pieces[i] = make_uint4(0, 0, 0, 0);
+            if (lines > 0 && (kWhole || width_ > 0))
+                pieces[i] =
+                    kWhole ? global_load<uint4>(from) : load_piece(begin_, from, width_, lines == 1, packed_, vectors_);
+            from += step * static_cast<int64_t>(pitch_);
+        }
+        if (along_k_) {
+            from_ += packed_ ? kChunk / 2 : kChunk;
+            width_ -= kChunk;
+        } else {
+            from_ += kChunk * static_cast<int64_t>(pitch_);
+            lines_ -= kChunk;
         }
     }
 
-    // into the tile at `start` of an array of bytes.
+    // into the tile at `start` of an array of bytes, as rows of left or as quads of right. Where is put as a sum of few
+    // numbers of the thread and constants, to spare registers.
     template <typename Array>
-    __device__ __forceinline__ void store(const Operand& x, int thread, Array& array, int start) const {
-        if (x.along_k) {
-#pragma unroll
-            for (int i = 0; i < kPieces; ++i) {
-                const int piece = thread + i * kTileThreads;
-                shared_store<uint4>(array, start + place_of_row(piece / 4) + piece % 4 * kPiece, pieces[i]);
-            }
-            return;
-        }
-        const int row = thread / kPiece * kPiece, k = thread % kPiece * 4;
+    __device__ __forceinline__ void store(Array& array, int start, bool rows) const {
+        const int thread = thread_anew() % kTileThreads;
+        if (along_k_) return store_lines(thread, array, start, rows);
+        const int row = thread / kPiece * kPiece, word = thread % kPiece;
+        const int even = start + (rows ? place_of_row(row) + 4 * word : place_in_quads(row, word));
+        const int odd = start + (rows ? place_of_row(row + 1) + 4 * word - kChunk : place_in_quads(row + 8, word));
         const auto store_columns = [&](int first, uint32_t k0, uint32_t k1, uint32_t k2, uint32_t k3) {
             uint32_t block[4] = {k0, k1, k2, k3};
             transpose_bytes(block);
 #pragma unroll
-            for (int c = 0; c < 4; ++c)
-                shared_store<uint32_t>(array, start + place_of_row(row + first + c) + k, block[c]);
+            for (int i = 0; i < 4; ++i) {
+                const int c = first + i;
+                if (rows)
+                    shared_store<uint32_t>(array, (c % 2 ? odd : even) + c * kChunk, block[i]);
+                else
+                    shared_store<uint32_t>(array, (c < 8 ? even : odd) + c % 8 / 2 * kQuads + c % 2 * 4, block[i]);
+            }
         };
         store_columns(0, pieces[0].x, pieces[1].x, pieces[2].x, pieces[3].x);
         store_columns(4, pieces[0].y, pieces[1].y, pieces[2].y, pieces[3].y);
         store_columns(8, pieces[0].z, pieces[1].z, pieces[2].z, pieces[3].z);
         store_columns(12, pieces[0].w, pieces[1].w, pieces[2].w, pieces[3].w);
     }
+
+  private:
+    static constexpr int kQuads = 2 * kWarp * kPiece;  // bytes of the quads of 16 columns
+
+    template <typename Array>
+    __device__ __forceinline__ void store_lines(int thread, Array& array, int start, bool rows) const {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            const int row = (thread + i * kTileThreads) / 4, word = thread % 4 * 4;
+            if (rows) {
+                shared_store<uint4>(array, start + place_of_row(row) + 4 * word, pieces[i]);
+            } else {
+                const int first = start + place_in_quads(row, word), second = start + place_in_quads(row, word + 2);
+                shared_store<uint32_t>(array, first, pieces[i].x);
+                shared_store<uint32_t>(array, first + 8, pieces[i].y);
+                shared_store<uint32_t>(array, second, pieces[i].z);
+                shared_store<uint32_t>(array, second + 8, pieces[i].w);
+            }
+        }
+    }
+
+    const uint8_t* from_;  // the first piece
+    typename PitchOf<kWhole>::Type pitch_;
+    const uint8_t* begin_;  // of the matrix
+    int lines_, width_;     // left from the first piece on
+    bool packed_, along_k_, vectors_;
 };
 
 // Sums of a warp: 32 rows and 64 columns, in fragments of mma_s8.
 constexpr int kWarpRows = 32, kWarpColumns = 64;
 
 struct WarpSums {
-    int32_t values[kWarpRows / 16][kWarpColumns / 8][4];
+    int32_t values[kWarpColumns / 16][kWarpRows / 8][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (auto& row : values)
+        for (auto& columns : values)
 #pragma unroll
-            for (auto& fragment : row)
+            for (auto& fragment : columns)
 #pragma unroll
                 for (int32_t& value : fragment) value = 0;
     }
 
+    // The sum of row 8 i + row_of_lane(e) and column column_of_lane() + c, for e = 0, 1 and c = 0 .. 7.
+    __device__ __forceinline__ int32_t at(int i, int e, int c) const { return values[c / 2][i][c % 2 * 2 + e]; }
+    static __device__ __forceinline__ int row_of_lane(int e) { return lane_id() % 4 * 2 + e; }
+    static __device__ __forceinline__ int column_of_lane() { return lane_id() / 4 * kEight; }
+
     // Adds the product of a chunk. left: a tile at `start` of an array, of which the warp takes the rows from `row` on,
-    // a multiple of 32; column(j): this lane's 16 bytes of columns 8 j .. 8 j + 7.
-    template <typename Array, typename Columns>
-    __device__ __forceinline__ void add(const Array& left, int start, int row, const Columns& column) {
-        const int g = lane_id() / 4, at = lane_id() % 4 * kPiece;
-        uint4 low[kWarpRows / 16], high[kWarpRows / 16];
+    // a multiple of 32; quad(group, step): this lane's quad of right.
+    template <typename Array, typename Quads>
+    __device__ __forceinline__ void add(const Array& left, int start, int row, const Quads& quad) {
+        const int lane = thread_anew() % kWarp, g = lane / 4, at = start + row * kChunk + lane % 4 * kPiece;
+        uint4 rows[kWarpRows / 8];
 #pragma unroll
-        for (int i = 0; i < kWarpRows / 16; ++i) {
-            low[i] = shared_load<uint4>(left, start + place_of_row(row + 16 * i + g) + at);
-            high[i] = shared_load<uint4>(left, start + place_of_row(row + 16 * i + 8 + g) + at);
-        }
+        for (int i = 0; i < kWarpRows / 8; ++i)
+            rows[i] = shared_load<uint4>(left, at + 8 * i * kChunk + (g ^ i / 2) * kChunk);  // as place_of_row
 #pragma unroll
-        for (int j = 0; j < kWarpColumns / 8; ++j) {
-            const uint4 right = column(j);
+        for (int group = 0; group < kWarpColumns / 16; ++group) {
+            const uint4 first = quad(group, 0), second = quad(group, 1);
 #pragma unroll
-            for (int i = 0; i < kWarpRows / 16; ++i) {
-                const uint32_t first[4] = {low[i].x, high[i].x, low[i].y, high[i].y};
-                const uint32_t second[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
-                mma_s8(values[i][j], first, right.x, right.y);
-                mma_s8(values[i][j], second, right.z, right.w);
-            }
+            for (int i = 0; i < kWarpRows / 8; ++i) mma_s8(values[group][i], first, rows[i].x, rows[i].y);
+#pragma unroll
+            for (int i = 0; i < kWarpRows / 8; ++i) mma_s8(values[group][i], second, rows[i].z, rows[i].w);
         }
     }
 };

@@ -19,6 +19,7 @@ _MOST_ROWS = 4096  # blocks along the rows of an output whose parts are added
 
 _PACK = Kernel("qgemm_pack", "piiiiip")
 _PARTS = Kernel("qgemm_parts", "piipiiiiiip")
+_PARTS_WHOLE = Kernel("qgemm_parts_whole", "ppiiiip")
 _ADD_PARTS = {
     False: Kernel("qgemm_add_parts_f32", "piiippppp"),
     True: Kernel("qgemm_add_parts_bf16", "piiippppp"),
@@ -66,7 +67,7 @@ def qgemm(
         return
     columns = 128 if n <= 128 else 256
     right = _packed_right(target, (b, b_packed, trans_b), n, k, blocks_for(n, columns) * columns)
-    copies = not a_packed and k % _PIECE == 0 and a % _PIECE == 0
+    copies = _in_pieces(a, a_packed, True, m, k)
     tiles = blocks_for(m, _TILE * 128 // columns) * blocks_for(n, columns)
     grid = min(tiles, _BLOCKS * target.multiprocessors)
     kernel = _ROWS[columns, copies, is_bf16]
@@ -88,14 +89,23 @@ def _parts(
     target: Target, a: tuple[Argument, bool, bool], b: tuple[Argument, bool, bool], m: int, n: int, k: int
 ) -> tuple[Tensor, int]:
     """Sums over parts of the contracted index, each exact in int32, and how many there are."""
-    tiles = blocks_for(m, _TILE) * blocks_for(n, _TILE)
-    wanted = min(blocks_for(_BLOCKS * target.multiprocessors, tiles), blocks_for(k, _WORTH_A_PART))
+    tiles = (blocks_for(m, _TILE), blocks_for(n, _TILE))
+    wanted = min(blocks_for(_BLOCKS * target.multiprocessors, tiles[0] * tiles[1]), blocks_for(k, _WORTH_A_PART))
     part = min(_EXACT, blocks_for(blocks_for(k, max(1, wanted)), _CHUNK) * _CHUNK)
     count = blocks_for(k, part) if k else 0
     parts = target.empty((count, m, n), torch.int32)
     if count:
-        launch(target, _PARTS, (tiles, count), 256, *a, *b, m, n, k, part, parts.data_ptr())
+        rest = (m, n, k, part, parts.data_ptr())
+        if not (a[2] or b[2]) and _in_pieces(*a, m, k) and _in_pieces(*b, n, k):
+            launch(target, _PARTS_WHOLE, (*tiles, count), 256, a[0], b[0], *rest)
+        else:
+            launch(target, _PARTS, (*tiles, count), 256, *a, *b, *rest)
     return parts, count
+
+
+def _in_pieces(values: Argument, packed: bool, along_k: bool, outer: int, k: int) -> bool:
+    """Whether a matrix is int8 that is read 16 bytes at a time."""
+    return not packed and (k if along_k else outer) % _PIECE == 0 and values % _PIECE == 0
 
 
 LAUNCHERS = (qgemm,)
