@@ -25,7 +25,16 @@ EMULATED: tuple[str, ...] = (
     "test_quantize",
     "test_dropout",
     "test_gemm",
-    "test_int4",
+    "test_int4.test_quantize_and_unpack_equal_reference",
+    "test_int4.test_large_tensors_equal_reference",
+    "test_int4.test_a_tensor_may_start_anywhere",
+    "test_int4.test_hard_values",
+    "test_int4.test_qgemm_equals_reference",
+    "test_int4.test_qgemm_equals_reference_where_threads_share_the_work",
+    "test_int4.test_qgemm_operands_may_start_anywhere",
+    "test_int4.test_a_nan_scale_makes_every_product_nan",
+    "test_int4.test_qsddmm_equals_reference_for_every_broadcast",
+    "test_int4.test_qsddmm_equals_int8_bit_for_bit",
 )
 
 

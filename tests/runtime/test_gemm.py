@@ -67,7 +67,7 @@ def test_equals_reference_where_threads_share_the_work(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1100, 128, 64), (600, 256, 192), (129, 300, 48), (65, 129, 16), (64, 8, 400), (127, 72, 127)]
+    ("m", "n", "k"), [(1100, 20, 80), (580, 136, 80), (129, 300, 48), (65, 129, 16), (64, 8, 400), (127, 72, 127)]
 )
 def test_equals_reference_at_sizes_around_tiles(backend: str, form: tuple[bool, bool], m: int, n: int, k: int) -> None:
     a, b = operands(m, n, k, *form)
@@ -93,7 +93,7 @@ def test_the_longest_contractions_stay_exact(
 ) -> None:
     """Products of 127 * 127 overflow int32 after 133,144 of them."""
     if backend == CUDA:
-        k = min(k, 300_001)  # the emulator is slow
+        k = min(k, 140_000)  # the emulator is slow
     a, b = (torch.full_like(x, 127) for x in operands(2, 3, k, *form))
     out, _ = gqc.qgemm(a, UNIT, b * sign, UNIT, *form, None, torch.float32)
     assert torch.equal(out, torch.full((2, 3), float(sign * 127 * 127 * k)))
