@@ -93,6 +93,9 @@ def _spmm_cmp_bwd_src(g: list[Tensor], arg: Tensor, grad: Tensor) -> Tensor:
     _check_gradient("spmm_cmp_bwd_src", g, arg, grad)
     if grad.dtype is torch.float64:
         return reference.spmm_cmp_bwd_src(g, arg, grad)
+    if kernels.on_gpu(grad) and torch.are_deterministic_algorithms_enabled():
+        # The kernel adds by atomics, in any order. The sum over each source's edges has one order, but needs them all.
+        return sum_at(g, torch.ops.gqc.spmm_cmp_bwd(g, arg, grad), "u")
     values, arg = float32(grad), arg.contiguous()
     out = values.new_empty((num_src(g), *grad.shape[1:]))
     if out.numel():
