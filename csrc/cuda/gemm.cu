@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_parts(const void* a, int64_t a_packed, 
 // parts[p][i][j] = sum over the contracted indices p * part .. of a(i, k) b(k, j), for part <= 131072, a multiple of
 // kChunk. a: lines along k, [m, k], or [k, m]; b: [n, k] or [k, n]. Blocks: 128 rows each along x, 128 columns along y,
 // parts along z.
-GQC_GLOBAL(256)
+GQC_GLOBAL(256, 1)
 qgemm_parts(const void* a, int64_t a_packed, int64_t a_along_k, const void* b, int64_t b_packed, int64_t b_along_k,
             int64_t m, int64_t n, int64_t k, int64_t part, int32_t* parts) {
     multiply_parts<false>(a, a_packed, a_along_k, b, b_packed, b_along_k, m, n, k, part, parts);
