@@ -94,26 +94,10 @@ __device__ __forceinline__ void multiply_rows(const void* a, int64_t a_packed, c
         sums.clear();
     };
 
-    // Calls step(first of this lane's quads, whether there are columns) for each chunk of each tile of this block.
-    const auto for_each_chunk = [&](const auto& step) {
-#pragma unroll 1
-        for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
-            const int column = tile % slabs * kColumns + column_of_warp();
-            uint32_t quads = static_cast<uint32_t>(column) * (kChunk / kPiece) + lane_id();
-            const bool works = column < n;
-#pragma unroll 1
-            for (int chunk = 0; chunk < chunks; ++chunk) {
-                step(quads, works);
-                quads += quads_of_chunk;
-            }
-            write(tile);
-        }
-    };
-
-    start_fetching();
-    int stage = 0;
-    if constexpr (kCopies) {
-        const auto fetch = [&](int into) {
+    // By copies that run ahead, or through registers while the chunk before is multiplied.
+    uint4 pieces[kOwn];
+    const auto fetch = [&](int into) {
+        if constexpr (kCopies) {
             if (next_tile < tiles) {
                 const bool inside = width_left() > 0;
 #pragma unroll
@@ -125,19 +109,7 @@ __device__ __forceinline__ void multiply_rows(const void* a, int64_t a_packed, c
                 go_on_fetching();
             }
             end_copies();
-        };
-#pragma unroll
-        for (int i = 0; i < kStages - 1; ++i) fetch(i);
-        for_each_chunk([&](uint32_t quads, bool works) {
-            wait_for_copies<kStages - 2>();
-            __syncthreads();
-            fetch((stage + kStages - 1) % kStages);
-            if (works) multiply(quads, stage);
-            stage = (stage + 1) % kStages;
-        });
-    } else {
-        uint4 pieces[kOwn];
-        const auto fetch = [&]() {
+        } else {
 #pragma unroll
             for (int i = 0; i < kOwn; ++i) {
                 const int rows = rows_left - i * kRowsOfPieces;
@@ -147,22 +119,44 @@ __device__ __forceinline__ void multiply_rows(const void* a, int64_t a_packed, c
                                            rows == 1, whole.packed, whole.vectors);
             }
             go_on_fetching();
-        };
-        const auto put = [&](int into) {
+        }
+    };
+    const auto put = [&](int into) {
+        if constexpr (!kCopies) {
 #pragma unroll
             for (int i = 0; i < kOwn; ++i)
                 shared_store<uint4>(tiles_of_left, place_of_piece() + (into * kRows + i * kRowsOfPieces) * kChunk,
                                     pieces[i]);
-        };
-        fetch();
-        put(stage);
-        for_each_chunk([&](uint32_t quads, bool works) {
-            fetch();
-            __syncthreads();
+        }
+    };
+
+    start_fetching();
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) fetch(i);
+    put(0);
+    int stage = 0;
+#pragma unroll 1
+    for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
+        const int column = tile % slabs * kColumns + column_of_warp();
+        uint32_t quads = static_cast<uint32_t>(column) * (kChunk / kPiece) + lane_id();
+        const bool works = column < n;
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            const int into = (stage + kStages - 1) % kStages;
+            if constexpr (kCopies) {
+                wait_for_copies<kStages - 2>();
+                __syncthreads();
+                fetch(into);
+            } else {
+                fetch(into);
+                __syncthreads();
+            }
             if (works) multiply(quads, stage);
-            stage ^= 1;
-            put(stage);
-        });
+            put(into);
+            quads += quads_of_chunk;
+            stage = (stage + 1) % kStages;
+        }
+        write(tile);
     }
     raise_absmax_of_rounded<T>(absmax, seen, scratch);
 }
