@@ -75,6 +75,13 @@ def test_equals_reference_at_sizes_around_tiles(backend: str, form: tuple[bool, 
         assert_equals_reference(a, torch.rand(()), b, torch.rand(()), *form, torch.randn(n), dtype)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(144, 272, 77), (32, 16, 5001), (128, 128, 64), (16, 16, 1)])
+def test_gradients_of_weights_equal_reference(backend: str, m: int, n: int, k: int) -> None:
+    """Sizes of which whole vectors are read, with one part of the contracted index and with several."""
+    a, b = operands(m, n, k, True, False)
+    assert_equals_reference(a, torch.rand(()), b, torch.rand(()), True, False, torch.randn(n), torch.float32)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "n", "k"), [(140, 35, 66), (31, 130, 77), (48, 64, 128)])
 def test_operands_may_start_anywhere(backend: str, form: tuple[bool, bool], m: int, n: int, k: int) -> None:
