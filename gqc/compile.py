@@ -60,7 +60,7 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
     original = state_of(model).model if is_compiled(model) else model
     chosen = Policy.of(policy, options)
     check_policy(chosen, original)
-    state = CompileState(original, chosen, Dumper.of(dump, type(original).__name__))
+    state = CompileState(original, chosen, Dumper.of(dump, type(original).__name__, chosen))
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_gqc", state)

@@ -135,7 +135,7 @@ class Variant:
                     steps.insert(0, IslandStep(part))
                 else:
                     number = sum(isinstance(p, Stage) for p in parts[: position + 1])
-                    watch = dump.stage(number, part.reads) if dump is not None else None
+                    watch = dump.stage(number, part, parts) if dump is not None else None
                     stage = _compile(model, captured, part, policy, seed, ends, watch, bit_rule)
                     ends.update(part.reads[i] for i in inputs_behind_outputs(stage.joint))
                     steps.insert(0, stage)

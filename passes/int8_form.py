@@ -153,7 +153,7 @@ def _refuse_sddmm(node: fx.Node) -> str | None:
     op = node.args[1]
     if op in ("copy_lhs", "copy_rhs"):
         return "a gather computes nothing: nothing to gain"
-    return None if _sddmm_operands(node) else "one number a node or edge: nothing to gain"
+    return None if _sddmm_operands(node) else "one number a node or edge and head: nothing to gain"
 
 
 def _sddmm_operands(node: fx.Node) -> list[fx.Node]:

@@ -25,7 +25,7 @@ def simplify(joint: JointGraph, policy: Policy) -> Report:
         primitives, whose backward is found by the call that they come from.
     Ensures: the same values; every tensor that the backward reads has one name.
     """
-    before = len(joint.graph.nodes)
+    before = _count(joint)
     seen: dict[Hashable, fx.Node] = {}
     results = set(joint.output.all_input_nodes)
     for node in joint.graph.nodes:
@@ -35,7 +35,12 @@ def simplify(joint: JointGraph, policy: Policy) -> Report:
         if same is not node:
             node.replace_all_uses_with(same)
     drop_unused(joint.graph)
-    return Report("simplify", numbers={"nodes before": before, "nodes": len(joint.graph.nodes)})
+    return Report("simplify", numbers={"nodes before": before, "nodes": _count(joint)})
+
+
+def _count(joint: JointGraph) -> int:
+    """Number of nodes without the output."""
+    return len(joint.graph.nodes) - 1
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:

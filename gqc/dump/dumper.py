@@ -11,9 +11,11 @@ from gqc.capture.islands import Island, StructureIsland
 from gqc.dump.folder import ENTRY, prepare, remove_earlier
 from gqc.dump.measure import MeasuredCall, Measures
 from gqc.dump.overview import models_page, overview
+from gqc.dump.snapshot import Place
 from gqc.dump.stage import StageDump
 from gqc.errors import DumpWarning
 from gqc.passes.pipeline import Watch
+from gqc.policy import Policy
 from gqc.stages import IslandCall, Stage
 from gqc.variant import RunStep
 
@@ -29,6 +31,7 @@ class Dumper:
     Args:
         folder: where to; made if missing. Variants that an earlier run has dumped there are removed.
         model: class name of the model.
+        policy: under which it is compiled.
 
     Attributes:
         variants: those that were written.
@@ -40,9 +43,10 @@ class Dumper:
         DumpError: nothing can be written there.
     """
 
-    def __init__(self, folder: str | Path, model: str) -> None:
+    def __init__(self, folder: str | Path, model: str, policy: Policy) -> None:
         self.folder = prepare(Path(folder))
         self.model = model
+        self.policy = policy
         self.variants: list[VariantDump] = []
         self.eager: list[str] = []
         self.root: Path | None = None
@@ -50,13 +54,13 @@ class Dumper:
         self.gradients = ", with the gradients of its loss"
 
     @classmethod
-    def of(cls, dump: str | os.PathLike[str] | None, model: str) -> Dumper | None:
+    def of(cls, dump: str | os.PathLike[str] | None, model: str, policy: Policy) -> Dumper | None:
         """The dumper that an argument ``dump`` or else the variable ``GQC_DUMP`` asks for.
 
         Below ``GQC_DUMP`` each model has a folder with the name of its class, and a page there leads to all of them.
         """
         if dump is not None:
-            return cls(Path(dump), model)
+            return cls(Path(dump), model, policy)
         if not os.environ.get(VARIABLE):
             return None
         root = prepare(Path(os.environ[VARIABLE]).resolve())
@@ -65,7 +69,7 @@ class Dumper:
             number += 1
             folder = root / f"{model}_{number}"
         _claimed.add(folder)
-        dumper = cls(folder, model)
+        dumper = cls(folder, model, policy)
         dumper.root = root
         return dumper
 
@@ -111,7 +115,7 @@ class Dumper:
         Raises:
             OSError: it cannot be written.
         """
-        self.entry.write_text(overview(self.model, self.variants, self.eager), encoding="utf-8")
+        self.entry.write_text(overview(self.model, self.variants, self.eager, self.policy), encoding="utf-8")
         if self.root is not None:
             (self.root / ENTRY).write_text(models_page(self.root), encoding="utf-8")
 
@@ -136,10 +140,14 @@ class VariantDump:
         self.failed = False
         self._measured = False
 
-    def stage(self, number: int, reads: Sequence[str]) -> Watch:
-        """The observer of the passes over a stage, counted from 1, which reads these values of the model."""
-        stage = self.stages[number] = StageDump(f"{self.dumper.model}, {self.name}, stage {number}", reads)
-        return lambda joint, report: self._try(lambda: stage.watch(joint, report))
+    def stage(self, number: int, stage: Stage, parts: Sequence[Stage | IslandCall]) -> Watch:
+        """The observer of the passes over a stage, counted from 1, which is one of the parts of a variant."""
+        remembered = {name for p in parts if isinstance(p, IslandCall) and _is_structure(p) for name in p.writes}
+        nodes = zip(stage.reads, stage.graph.graph.find_nodes(op="placeholder"), strict=True)
+        structure = {name: Place.of(node) for name, node in nodes if name in remembered}
+        title = f"{self.dumper.model}, {self.name}, stage {number}"
+        dump = self.stages[number] = StageDump(title, stage.reads, structure, self.dumper.policy)
+        return lambda joint, report: self._try(lambda: dump.watch(joint, report))
 
     def write(self, why: str, parts: Sequence[Stage | IslandCall]) -> None:
         """Write the stages and the entry page; the first variant removes what an earlier run has left.
@@ -153,7 +161,7 @@ class VariantDump:
         for part in parts:
             if isinstance(part, Stage):
                 self.parts.append(next(numbers))
-            elif not isinstance(part.island, StructureIsland):
+            elif not _is_structure(part):
                 self.parts.append(part.island)
         self._try(self._write)
 
@@ -186,3 +194,7 @@ class VariantDump:
 
     def _try(self, step: Callable[[], None]) -> None:
         self.failed = self.failed or not self.dumper.attempt(step)
+
+
+def _is_structure(part: IslandCall) -> bool:
+    return isinstance(part.island, StructureIsland)

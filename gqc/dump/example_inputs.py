@@ -19,7 +19,7 @@ def random_relation(num_src, num_dst, num_edges, dtype):
     """The eight tensors of a random graph; see docs/architecture.md of gqc, section Relations."""
     src = torch.randint(num_src, (num_edges,), dtype=dtype)
     dst = torch.randint(num_dst, (num_edges,), dtype=dtype)
-    return ops.relation.default(src, dst, num_src, num_dst)
+    return ops.relation(src, dst, num_src, num_dst)
 '''
 
 

@@ -15,28 +15,31 @@ from gqc.dump.measure import NodeMeasure
 from gqc.dump.page import fill, read
 from gqc.dump.precision import INT8, KEPT
 from gqc.dump.reasons import EXPLAINED
-from gqc.dump.snapshot import NodeRecord, Snapshot
+from gqc.dump.settings import settings_text
+from gqc.dump.snapshot import NodeRecord, Snapshot, exact_bytes
 from gqc.dump.stage import StageDump
+from gqc.policy import Policy
+from gqc.text import bytes_text
 
 if TYPE_CHECKING:
     from gqc.dump.dumper import VariantDump
 
-_KIB = 1024
 
-
-def overview(model: str, variants: Sequence[VariantDump], eager: Sequence[str]) -> str:
+def overview(model: str, variants: Sequence[VariantDump], eager: Sequence[str], policy: Policy) -> str:
     """The page as one text; its links are relative.
 
     Args:
         model: class name of the model.
         variants: those written so far.
         eager: kinds of calls that run without a variant, each with its reason.
+        policy: under which it was compiled.
     """
     body = "\n".join([*map(_variant, variants), *_eager(eager)])
     lead = (
         "What the passes did with it. Each variant serves one kind of call; its graph is cut into stages around what "
+        f"runs eagerly. Policy: {settings_text(policy)}."
     )
-    return _page(model, f"{lead}runs eagerly.", body)
+    return _page(model, lead, body)
 
 
 def models_page(root: Path) -> str:
@@ -81,21 +84,36 @@ def _stage(variant: VariantDump, number: int, several: bool) -> str:
 <div class="tiles">{tiles}</div>
 <table><thead><tr><th>module</th><th>int8</th><th>full precision</th><th>why in full precision</th></tr></thead>
 <tbody>{layers}</tbody></table>
-<p>{escape(dump.measures.note)} Files: {links}</p>
+{_structure(last.structure)}{_gathers(last)}<p>{escape(dump.measures.note)} Files: {links}</p>
 </li>"""
 
 
+def _structure(inputs: Sequence[NodeRecord]) -> str:
+    if not inputs:
+        return ""
+    lines = ", ".join(dict.fromkeys(n.line for n in inputs if n.line))
+    what = f"{len(inputs)} tensors come from integer arguments alone (self-loops, degrees, ends of edges) and are"
+    return f"<p>Structure: {what} computed once a graph, in front of the stages: {escape(lines)}.</p>\n"
+
+
+def _gathers(snapshot: Snapshot) -> str:
+    count = sum(n.is_gather for n in snapshot.nodes)
+    if not count:
+        return ""
+    return f"<p>{count} nodes gather or scatter rows by PyTorch's own ops. They are no primitives and stay float.</p>\n"
+
+
 def _tiles(dump: StageDump) -> Iterator[tuple[str, str]]:
-    first, last = dump.snapshots[0], dump.snapshots[-1]
+    last = dump.snapshots[-1]
     primitives = [n for n in last.nodes if n.kind]
     in_int8 = sum(n.precision == INT8 for n in primitives)
     yield f"{in_int8} of {len(primitives)}", "primitives compute in int8"
-    copies = next((s.report.lifetimes for s in reversed(dump.snapshots) if s.report.lifetimes), None)
-    if copies is not None:
-        yield str(len(copies)), f"int8 copies of tensors, read {sum(c.readers for c in copies)} times"
+    if last.copies:
+        yield str(len(last.copies)), f"int8 copies of tensors, read {sum(c.readers for c in last.copies)} times"
     if last.backward:
-        saved, before = (sum(s.nbytes for s in snapshot.saved) for snapshot in (last, first))
-        yield _bytes(saved), f"saved for the backward, {_bytes(before)} as captured"
+        exact = exact_bytes(dump.snapshots)
+        instead = f", {bytes_text(exact)} in full precision" if exact is not None else ""
+        yield bytes_text(sum(s.nbytes for s in last.saved)), f"saved for the backward{instead}"
     worst = _worst_gradient(dump.measures.nodes)
     if worst is not None:
         yield _percent(worst.relative), f"relative error of the worst gradient, {worst.gradient_of}"
@@ -160,11 +178,3 @@ def _eager(reasons: Sequence[str]) -> Iterator[str]:
 
 def _percent(x: float | str) -> str:
     return x if isinstance(x, str) else f"{100 * x:.3g} %"
-
-
-def _bytes(count: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < _KIB:
-            return f"{count:.1f} {unit}" if unit != "B" else f"{count} B"
-        count /= _KIB  # type: ignore[assignment]
-    return f"{count:.1f} GB"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gqc.dump.precision import INT8
 from gqc.dump.relations import NamedRelation, reversed_nodes
-from gqc.dump.snapshot import NodeRecord, SavedRecord, Snapshot
+from gqc.dump.snapshot import STRUCTURE, NodeRecord, SavedRecord, Snapshot
 from gqc.passes.nodes import BACKWARD, FORWARD
 from gqc.passes.report import KEPT, QUANTIZED
 
@@ -81,7 +81,8 @@ def node_comment(node: NodeRecord) -> str:
     """Type and origin of a node."""
     module = f"{node.module} ({node.layer})" if node.module and node.layer else node.module or node.layer
     place = ", ".join(filter(None, (module, node.line)))
-    return " | ".join(filter(None, (node.type, node.meaning or place)))
+    about = f"{node.meaning}, {place}" if node.meaning == STRUCTURE else node.meaning or place
+    return " | ".join(filter(None, (node.type, about)))
 
 
 def mark_comment(node: NodeRecord) -> str:
@@ -103,6 +104,7 @@ def _head(about: str, snapshot: Snapshot) -> Iterator[str]:
     yield "import gqc.runtime.ops  # registers torch.ops.gqc"
     yield ""
     yield "aten, ops = torch.ops.aten, torch.ops.gqc"
+    yield from (f"# ops.{signature}" for signature in snapshot.signatures)
     for name, value in snapshot.constants.items():
         yield f"{name} = {_constant(value)}"
 

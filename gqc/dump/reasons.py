@@ -26,16 +26,25 @@ EXPLAINED = {
 def reasons(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """One entry a decision, in the order in which they were taken.
 
-    Keys: ``pass``, ``node``, ``module``, ``line``, ``half``, ``kind``, ``action``, ``reason``.
+    Keys: ``pass``, ``node``, ``node_after`` (its name in the graph that runs, ``None`` if it is gone), ``module``,
+    ``line``, ``half``, ``kind``, ``action``, ``reason``.
     """
+    after = _names_after(snapshots[-1])
     lines: dict[str, str] = {}
     entries = []
     for snapshot in snapshots:
         lines |= {n.name: n.line for n in snapshot.nodes}
         for d in snapshot.report.decisions:
             line = lines.get(d.node, "")
-            entry = {"pass": snapshot.report.name, "node": d.node, "module": d.module, "line": line}
-            entry |= {"half": d.half, "kind": d.primitive, "action": d.action, "reason": d.reason}
+            entry = {"pass": snapshot.report.name, "node": d.node, "node_after": after.get(d.node)}
+            entry |= {
+                "module": d.module,
+                "line": line,
+                "half": d.half,
+                "kind": d.primitive,
+                "action": d.action,
+                "reason": d.reason,
+            }
             entries.append(entry)
     return entries
 
@@ -43,8 +52,22 @@ def reasons(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
 def about(node: NodeRecord, entries: Sequence[dict[str, Any]]) -> list[int]:
     """Positions of the entries about a node, or about the node that it replaces."""
     copied = _HOLDS.sub("", node.name) if not node.kind else node.name
-    names = {node.name, copied}
-    if copied == node.name:
-        while names != (names := names | {_REPLACES.sub("", name) for name in names}):
-            pass
+    names = {node.name, copied} if copied != node.name else _names_before(node)
     return [i for i, entry in enumerate(entries) if entry["node"] in names]
+
+
+def _names_before(node: NodeRecord) -> set[str]:
+    """The name of a node and of those that it has replaced."""
+    names = {node.name}
+    while names != (names := names | {_REPLACES.sub("", name) for name in names}):
+        pass
+    return names
+
+
+def _names_after(last: Snapshot) -> dict[str, str]:
+    """For each name that a node has had, the name of the node that stands for it in the end."""
+    after: dict[str, str] = {}
+    for node in sorted(last.nodes, key=lambda n: not n.kind):  # a primitive before the getitem of its result
+        for name in _names_before(node):
+            after.setdefault(name, node.name)
+    return after | {node.name: node.name for node in last.nodes}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
@@ -14,6 +15,8 @@ from gqc.dump.scale import Scale
 from gqc.dump.sizes import SizeNames
 from gqc.dump.source import Source, identifier
 from gqc.joint import BUFFER, INPUT, PARAMETER, SEED, TANGENT, JointGraph, Placeholder
+from gqc.passes.int8_copies import lifetimes
+from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import (
     BACKWARD,
     FORWARD,
@@ -29,10 +32,34 @@ from gqc.passes.nodes import (
     origin,
 )
 from gqc.passes.primitive import mark
-from gqc.passes.report import Report
+from gqc.passes.report import Lifetime, Report
 from gqc.passes.saved_values import choose_saved, describe
 
+_GATHERS = {"index", "index_put", "index_select", "index_add", "gather", "scatter", "scatter_add", "scatter_reduce"}
+_FLOATS = {"float32", "float64", "float16", "bfloat16"}
+
+_GENERATED = re.compile(r"^torch_geometric(?:\.\w+)*\.(\w+)_\w{8}\.py")
+"""Files that PyG writes for a conv; their names end in random letters."""
+
+STRUCTURE = "structure"
+"""What an input is called that is computed once a graph, in front of all stages."""
+
 _MOVES = RESHAPES | IDENTITIES | {aten.expand.default, aten.slice.Tensor, aten.select.int}
+
+
+class Place(NamedTuple):
+    """Where in the model something is computed: dotted path and class of the module, and ``"file.py:12"``."""
+
+    module: str
+    layer: str
+    line: str
+
+    @classmethod
+    def of(cls, node: fx.Node) -> Place:
+        """The place that recorded a node; what is unknown is ``""``."""
+        where, recorded = origin(node), node.meta.get("custom", {}).get("gqc", {})
+        line = _GENERATED.sub(r"\1.py", recorded.get("line", ""))
+        return cls(where.module, where.type, line)
 
 
 @dataclass(frozen=True)
@@ -82,6 +109,12 @@ class NodeRecord:
         return self.form if self.form.startswith(self.kind) else f"{self.kind} {self.form}"
 
     @property
+    def is_gather(self) -> bool:
+        """Whether it moves rows of floats by index with an op of PyTorch, outside any primitive."""
+        name = self.op.removeprefix("aten.").partition(".")[0]
+        return self.op.startswith("aten.") and name in _GATHERS and self.type.partition(" ")[0] in _FLOATS
+
+    @property
     def is_placeholder(self) -> bool:
         return not self.code
 
@@ -116,6 +149,8 @@ class Snapshot:
         forward, backward: names of the nodes that run in each half; a few cheap ones run in both.
         constants: tensors that the graph holds itself.
         modules: what the nodes' code imports.
+        signatures: of gqc's ops that the nodes' code calls.
+        copies: the int8 copies of tensors, by the names that tensors and readers have now.
     """
 
     report: Report
@@ -127,6 +162,17 @@ class Snapshot:
     backward: frozenset[str]
     constants: dict[str, Tensor] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    signatures: tuple[str, ...] = ()
+    copies: tuple[Lifetime, ...] = ()
+
+    @property
+    def structure(self) -> list[NodeRecord]:
+        """The inputs that are computed once a graph."""
+        return [n for n in self.nodes if n.meaning == STRUCTURE]
+
+    def record(self, name: str) -> NodeRecord:
+        """A node by its name."""
+        return next(n for n in self.nodes if n.name == name)
 
 
 @dataclass(frozen=True)
@@ -137,11 +183,24 @@ class Names:
         relations: relations among the placeholders.
         sizes: of symbolic sizes.
         reads: for each input of the joint graph, the value of the model that it takes.
+        structure: those values that are computed once a graph, with the place in the model that computes each.
     """
 
     relations: list[NamedRelation]
     sizes: SizeNames
     reads: Sequence[str]
+    structure: Mapping[str, Place]
+
+    def read(self, placeholder: Placeholder) -> str:
+        """The value of the model that an input takes, ``""`` for other placeholders."""
+        return (
+            self.reads[placeholder.index] if placeholder.kind == INPUT and placeholder.index < len(self.reads) else ""
+        )
+
+
+def exact_bytes(snapshots: Sequence[Snapshot]) -> int | None:
+    """What training in full precision would save, as :func:`gqc.passes.measure_saved` has it if it ran."""
+    return next((s.report.numbers[SAVED_BYTES] for s in snapshots if SAVED_BYTES in s.report.numbers), None)
 
 
 def take(joint: JointGraph, report: Report, names: Names) -> Snapshot:
@@ -167,26 +226,33 @@ def take(joint: JointGraph, report: Report, names: Names) -> Snapshot:
             if isinstance(value := _attribute(joint.module, n.target), Tensor)
         },
         modules=tuple(sorted(source.modules - {"torch"})),
+        signatures=tuple(source.signatures.values()),
+        copies=tuple(map(_with_identifiers, lifetimes(joint))),
     )
 
 
+def _with_identifiers(life: Lifetime) -> Lifetime:
+    names = {key: identifier(getattr(life, key)) for key in ("tensor", "producer", "first_use", "last_use")}
+    return replace(life, **names)
+
+
 def _record(node: fx.Node, placeholder: Placeholder | None, source: Source, names: Names) -> NodeRecord:
-    primitive, where, value = mark(node), origin(node), node.meta.get("val")
+    primitive, value = mark(node), node.meta.get("val")
     in_backward = placeholder.kind == TANGENT if placeholder is not None else half(node) == BACKWARD
-    recorded = node.meta.get("custom", {}).get("gqc", {})
+    module, layer, line = Place.of(node) if placeholder is None else _place(placeholder, names)
     return NodeRecord(
         name=identifier(node.name),
         op=placeholder.kind if placeholder is not None else source.target(node.target).removesuffix(".default"),
         code="" if placeholder is not None else source.call(node),
-        meaning=_meaning(placeholder, names.reads) if placeholder is not None else "",
+        meaning=_meaning(placeholder, names) if placeholder is not None else "",
         inputs=tuple(identifier(n.name) for n in node.all_input_nodes),
         type=_type(value, names.sizes.shape),
         shape=_type(value, lambda shape: f"[{', '.join(str(example(size)) for size in shape)}]"),
         nbytes=_nbytes(value),
         half=BACKWARD if in_backward else FORWARD,
-        module=where.module if where.module else (placeholder.name.rpartition(".")[0] if placeholder else ""),
-        layer=where.type,
-        line=recorded.get("line", ""),
+        module=module,
+        layer=layer,
+        line=line,
         kind=primitive.kind if primitive is not None else "",
         form=primitive.op if primitive is not None else "",
         kept=(primitive.kept or "") if primitive is not None else "",
@@ -196,11 +262,18 @@ def _record(node: fx.Node, placeholder: Placeholder | None, source: Source, name
     )
 
 
-def _meaning(placeholder: Placeholder, reads: Sequence[str]) -> str:
+def _place(placeholder: Placeholder, names: Names) -> Place:
+    if placeholder.kind in (PARAMETER, BUFFER):
+        return Place(placeholder.name.rpartition(".")[0], "", "")
+    return names.structure.get(names.read(placeholder), Place("", "", ""))
+
+
+def _meaning(placeholder: Placeholder, names: Names) -> str:
     if placeholder.kind in (PARAMETER, BUFFER):
         return f"{placeholder.kind} {placeholder.name}"
     if placeholder.kind == INPUT:
-        return f"input {reads[placeholder.index]}" if placeholder.index < len(reads) else "input"
+        read = names.read(placeholder)
+        return STRUCTURE if read in names.structure else f"input {read}".rstrip()
     if placeholder.kind == TANGENT:
         return f"gradient of output {placeholder.index}"
     return "seed of the step" if placeholder.kind == SEED else placeholder.kind

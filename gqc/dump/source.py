@@ -15,7 +15,6 @@ from gqc.dump.relations import NamedRelation, is_relation, reversed_nodes
 from gqc.passes.nodes import example
 
 _RESERVED = frozenset({"aten", "ops", "torch", "gqc", "joint", "forward", "backward", "outputs", "gradients"})
-_NAMESPACES = {"aten": "aten", "gqc": "ops"}
 
 
 class Source:
@@ -23,10 +22,12 @@ class Source:
 
     Attributes:
         modules: what the text written so far imports, besides torch and gqc.
+        signatures: of gqc's ops that it calls, by name.
     """
 
     def __init__(self, relations: Sequence[NamedRelation]) -> None:
         self.modules: set[str] = set()
+        self.signatures: dict[str, str] = {}
         self._relations: dict[tuple[fx.Node, ...], str] = {}
         for relation in relations:
             self._relations[relation.nodes] = relation.name
@@ -38,7 +39,8 @@ class Source:
             return identifier(str(node.target).replace(".", "_"))
         if node.target is operator.getitem:
             return f"{self.argument(node.args[0])}[{self.argument(node.args[1])}]"
-        arguments = [self.argument(a) for a in node.args]
+        schema = getattr(node.target, "_schema", None)
+        arguments = self._by_schema(schema, node.args) if schema else [self.argument(a) for a in node.args]
         arguments += [f"{key}={self.argument(value)}" for key, value in node.kwargs.items()]
         return f"{self.target(node.target)}({', '.join(arguments)})"
 
@@ -48,11 +50,23 @@ class Source:
             return "getitem"
         if isinstance(target, OpOverload):
             namespace, name = target._schema.name.split("::")
-            space = _NAMESPACES.get(namespace, f"torch.ops.{namespace}")
-            return f"{space}.{name}.{target._overloadname}"
+            if namespace == "gqc":  # its ops have no overloads
+                self.signatures[name] = str(target._schema).removeprefix("gqc::")
+                return f"ops.{name}"
+            return f"{'aten' if namespace == 'aten' else f'torch.ops.{namespace}'}.{name}.{target._overloadname}"
         name = torch.fx.node._get_qualified_name(target).removeprefix("_")  # type: ignore[arg-type]
         self.modules.add(name.split(".")[0])
         return name
+
+    def _by_schema(self, schema: torch.FunctionSchema, args: Sequence[Any]) -> list[str]:
+        """Arguments by the names of the schema from the first constant on, for readers who do not know its order."""
+        texts: list[str] = []
+        named = False
+        for parameter, value in zip(schema.arguments, args, strict=False):
+            named = named or (bool(texts) and not isinstance(value, fx.Node | str | list | tuple))
+            text = self.argument(value)
+            texts.append(f"{parameter.name}={text}" if named and parameter.name != "self" else text)
+        return texts
 
     def argument(self, value: Any) -> str:
         """A constant, a node or a list of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from gqc.dump.page import page
 from gqc.dump.program import halves_program, joint_program
 from gqc.dump.reasons import reasons
 from gqc.dump.relations import find_relations
+from gqc.dump.settings import settings, settings_text
 from gqc.dump.sizes import SizeNames
-from gqc.dump.snapshot import Names, Snapshot, take
+from gqc.dump.snapshot import Names, Place, Snapshot, take
 from gqc.joint import JointGraph
-from gqc.passes.report import Report
+from gqc.passes.report import Lifetime, Report
+from gqc.policy import Policy
 
 
 class StageDump:
@@ -28,15 +30,19 @@ class StageDump:
     Args:
         title: names the model, the variant and the stage.
         reads: names of the model's values that the stage reads.
+        structure: those that are computed once a graph, with the place that computes each.
+        policy: under which the model was compiled.
 
     Attributes:
         snapshots: the graph after each pass, the first before any.
         measures: scales and errors of the last graph.
     """
 
-    def __init__(self, title: str, reads: Sequence[str]) -> None:
+    def __init__(self, title: str, reads: Sequence[str], structure: Mapping[str, Place], policy: Policy) -> None:
         self.title = title
         self.reads = reads
+        self.structure = structure
+        self.policy = policy
         self.snapshots: list[Snapshot] = []
         self.measures = UNMEASURED
         self._names: Names | None = None
@@ -49,14 +55,14 @@ class StageDump:
         """Record the graph after a pass; see :data:`gqc.passes.pipeline.Watch`."""
         if self._names is None:
             relations = find_relations(joint.graph)
-            self._names = Names(relations, SizeNames(joint.graph, relations), self.reads)
+            self._names = Names(relations, SizeNames(joint.graph, relations), self.reads, self.structure)
         relations = self._names.relations
         snapshot = take(joint, report, self._names)
         inputs = example_inputs(joint, relations)
         self.snapshots.append(snapshot)
-        about = f"{self.title}: forward and backward as one graph.\n\n{_RUN.format(sizes=self._sizes, call='joint()')}"
+        about = f"{self.title}: forward and backward as one graph.\n\n{self._run('joint()')}"
         self._programs.append(joint_program(snapshot, inputs, relations, about))
-        about = f"{self.title}: the two halves that run.\n\n{_RUN.format(sizes=self._sizes, call='both')}"
+        about = f"{self.title}: the two halves that run.\n\n{self._run('both')}"
         self._halves = halves_program(snapshot, inputs, relations, about)
         self._graphml = graphml(joint, snapshot)
 
@@ -98,6 +104,7 @@ class StageDump:
             self.halves_name,
             self._halves,
             self.measures,
+            settings_text(self.policy),
         )
         _write(folder / "index.html", text)
 
@@ -116,27 +123,38 @@ class StageDump:
         values = self._names.sizes.values.items()
         return ", ".join(f"{n} = {v}" if v is not None else f"{n} not fixed" for n, v in values) or "all fixed"
 
+    def _run(self, call: str) -> str:
+        return _RUN.format(policy=settings_text(self.policy), sizes=self._sizes, call=call)
+
     def _reasons(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
         last = self.snapshots[-1]
         return {
             "stage": self.title,
+            "policy": settings(self.policy),
             "decisions": entries,
             "numbers": {s.report.name: s.report.numbers for s in self.snapshots if s.report.numbers},
-            "int8_copies": [asdict(life) for s in self.snapshots for life in s.report.lifetimes],
+            "int8_copies": [_copy(life, last) for life in last.copies],
+            "structure": [{"node": n.name, "type": n.type, "module": n.module, "line": n.line} for n in last.structure],
             "saved": [{"node": s.name, "type": s.type, "nbytes": s.nbytes, "held": s.held} for s in last.saved],
         }
 
 
-_RUN = """Sizes at the example call: {sizes}. Behind each line: dtype and shape, module, source line.
+_RUN = """Policy: {policy}.
+Sizes at the example call: {sizes}. Behind each line: dtype and shape, module, source line.
 Run this file: it makes random inputs of these sizes, calls {call} and lists the results.
 """
+
+
+def _copy(life: Lifetime, snapshot: Snapshot) -> dict[str, Any]:
+    tensor = snapshot.record(life.tensor)
+    return asdict(life) | {"tensor_module": tensor.module, "tensor_line": tensor.line}
 
 
 def _diff(before: str, old: str, after: str, new: str) -> str:
     lines = difflib.unified_diff(
         old.splitlines(keepends=True), new.splitlines(keepends=True), f"{before}.py", f"{after}.py", n=2
     )
-    return "".join(lines)
+    return "".join(lines) or f"# {after}.py is {before}.py: the pass changed nothing\n"
 
 
 def _json(value: dict[str, Any]) -> str:

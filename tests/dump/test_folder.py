@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 import gqc
 from gqc.dump import write_dump
+from gqc.passes import Insert
+from gqc.passes.int8_copies import lifetimes
+from gqc.passes.report import Report
 
 
 class MLP(nn.Module):
@@ -62,8 +65,42 @@ def test_reasons_are_those_of_explain(tmp_path):
     assert {"gemm"} <= {d["kind"] for d in decided["decisions"]}
     forward = [d for d in decided["decisions"] if d["half"] == "forward" and d["kind"] == "gemm"]
     assert all(d["line"].startswith("test_folder.py:") for d in forward)
+    after = {d["node"]: d["node_after"] for d in decided["decisions"] if d["action"] == "quantized"}
+    assert after["addmm"] == "addmm_int8"
+    kept = {d["node"]: d["node_after"] for d in decided["decisions"] if d["action"] == "kept"}
+    assert kept
+    assert all(name == final for name, final in kept.items())
+    names = {n.name for n in variant.steps[0].joint.graph.nodes}
+    assert {d["node_after"] for d in decided["decisions"]} - {None} <= names
+    copies = lifetimes(variant.steps[0].joint)
+    assert [c["tensor"] for c in decided["int8_copies"]] == [c.tensor for c in copies]
+    assert next(c for c in decided["int8_copies"] if c["tensor"] == "first_weight")["tensor_module"] == "first"
+    first, nodes = texts(tmp_path)["variant1_train/stage1/00_joint.py"], decided["numbers"]["simplify"]["nodes before"]
+    assert sum(" | " in line or line.endswith("  # ") for line in first.splitlines()) == nodes
     saved = sum(s["nbytes"] for s in decided["saved"])
     assert saved == sum(s.nbytes() for s in variant.steps[0].saved)
+
+
+def test_the_policy_is_told(tmp_path):
+    own = Insert(lambda joint, policy: Report("mine"), after="simplify", name="mine")
+    policy = gqc.Policy(bits={"first": 4}, rounding="nearest", min_size=0, keep=("last",), passes=(own,))
+    train(gqc.compile(MLP(), policy, dump=tmp_path))
+    told = json.loads((tmp_path / "variant1_train/stage1/reasons.json").read_text())["policy"]
+    assert told["bits"] == {"first": 4}
+    assert told["passes"] == ["mine"]
+    text = "bits={'first': 4}, rounding='nearest', keep_output_layer=True, attention_logits='fp32', min_size=0, "
+    for name in ("00_joint.py", "index.html"):
+        assert f"{text}keep=['last'], passes=['mine']" in (tmp_path / "variant1_train/stage1" / name).read_text()
+    assert "min_size=0" in (tmp_path / "index.html").read_text()
+
+
+def test_the_diff_of_a_pass_that_changes_nothing_says_so(tmp_path):
+    train(gqc.compile(MLP(), min_size=0, dump=tmp_path))
+    stage = tmp_path / "variant1_train/stage1"
+    assert (stage / "02_copy_updated.diff").read_text() == (
+        "# 02_copy_updated.py is 01_simplify.py: the pass changed nothing\n"
+    )
+    assert all(f.read_text() for f in stage.glob("*.diff"))
 
 
 def test_graphml_holds_the_graph(tmp_path):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gqc.text import bytes_text
+
 pytestmark = pytest.mark.xdist_group("browser")  # one process starts the browser that all tests here use
 
 FLAGS = """
@@ -116,12 +118,72 @@ def test_saved_values_stand_between_the_halves(page):
     assert set(shown) == expected
     edges = page.edges("save") | page.edges("q") | page.edges("reuse")
     for name, box in shown.items():
-        assert re.search(r"[\d.]+ (B|kB|MB)", box.get_attribute("textContent"))
+        assert re.search(r"[\d.]+ (B|KiB|MiB)", box.get_attribute("textContent"))
         assert any(to == f"s:{name}" and source.startswith("f:") for source, to in edges), name
         assert any(source == f"s:{name}" and to.startswith("b:") for source, to in edges), name
     total = sum(s["nbytes"] for s in decided["saved"])
     page.one('#tabs button[data-tab="saved"]').click()
-    assert f"{total / 1024:.1f} kB" in page.text("#saved h2")
+    assert bytes_text(total) in page.text("#saved h2")
+    exact = decided["numbers"]["measure_saved"]["bytes saved for the backward in full precision"]
+    assert f"In full precision it would be {bytes_text(exact)}" in page.text("#saved p")
+    assert page.one('#passes button[data-pass="measure_saved"]').text.endswith(f"{bytes_text(exact)} in full precision")
+
+
+CROSSED = """
+const boxes = [...drawn.nodes.values()], crossed = [];
+for (const e of drawn.edges.filter(e => e.from.startsWith("s:") || e.to.startsWith("s:"))) {
+  const path = e.elements[0], length = path.getTotalLength();
+  for (let at = 0; at <= length; at += 3) {
+    const p = path.getPointAtLength(at);
+    for (const b of boxes.filter(b => b.key !== e.from && b.key !== e.to))
+      if (Math.abs(p.x - b.x) < b.w / 2 - 1 && p.y > b.y + 1 && p.y < b.y + b.h - 1)
+        crossed.push(`${e.from} to ${e.to} over ${b.key}`);
+  }
+}
+return [...new Set(crossed)];
+"""
+
+
+@BOTH
+def test_lines_of_saved_values_cross_no_box(page):
+    assert page.edges("save")
+    assert page.browser.execute_script(CROSSED) == []
+
+
+CLIPPED = """
+return [...document.querySelectorAll(".node")].filter(node => {
+  const box = node.querySelector("rect").getBBox();
+  return [...node.querySelectorAll(":scope > text")].some(text => {
+    const inside = text.getBBox();
+    return inside.x < box.x || inside.x + inside.width > box.x + box.width;
+  });
+}).map(node => node.dataset.key);
+"""
+
+
+@BOTH
+def test_text_stays_in_its_box(page):
+    assert page.browser.execute_script(CLIPPED) == []
+
+
+@BOTH
+def test_the_header_tells_sizes_and_policy(page):
+    assert "N = 60" in page.text("#sizes")
+    expected = "bits=8, rounding='stochastic', keep_output_layer=True, attention_logits='fp32', min_size=0"
+    assert page.text("#policy") == expected
+
+
+@pytest.mark.parametrize("page", ["pyg"], indirect=True)
+def test_what_is_computed_once_a_graph_and_what_is_no_primitive(page):
+    structure = json.loads((page.stage / "reasons.json").read_text())["structure"]
+    told = page.text("#details")
+    assert f"STRUCTURE: {len(structure)} TENSORS" in told
+    for tensor in structure:
+        assert tensor["line"] in told
+    assert re.search(r"\d+ gathers and scatters of PyTorch\nconv", told)
+    assert any("with structure" in box.get_attribute("textContent") for box in page.all(".node"))
+    page.one("#all").click()
+    assert {tensor["node"] for tensor in structure} <= {b.get_attribute("data-name") for b in page.all(".node")}
 
 
 @BOTH
@@ -250,6 +312,15 @@ def test_the_table_of_decisions_can_be_filtered(page):
     expected = [d for d in decisions if d["action"] == "kept" and d["half"] == "backward"]
     assert len(rows()) == len(expected)
     assert all("kept" in row and "backward" in row for row in rows())
+    page.one('#passes button[data-pass="joint"]').click()
+    page.one('#tabs button[data-tab="decisions"]').click()
+    link = page.all("#decisions tbody tr a")[0]
+    assert link.text == expected[0]["node_after"]
+    link.click()
+    page.rest()
+    assert page.text("#details h3") == expected[0]["node_after"]
+    assert page.one("#passes button.on").get_attribute("data-pass") == "schedule"
+    page.one('#tabs button[data-tab="decisions"]').click()
     page.all("#decisions tbody tr")[0].click()
     page.rest()
     assert page.text("#details h3") == expected[0]["node"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,25 @@ def test_files_run_as_scripts(dumped, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "output 0" in done.stdout
         assert "gradient of conv1_fc_weight" in done.stdout
+
+
+def test_constants_have_names(dumped):
+    _, folder = dumped("gat")
+    text = files(folder / "stage1")[-1].read_text()
+    assert re.search(r"= ops.quantize\(input_0, absmax=None, seed=seed, node=\d+, bits=8, stochastic=True\)", text)
+    assert re.search(r"= ops.qgemm\(\w+, \w+, \w+, \w+, trans_a=False, trans_b=True, bias=None, dtype=torch.", text)
+    assert "# ops.qgemm(Tensor a, Tensor a_scale," in text
+
+
+def test_structure_is_labelled(dumped):
+    _, folder = dumped("pyg")
+    told = json.loads((folder / "stage1" / "reasons.json").read_text())["structure"]
+    assert told
+    text = files(folder / "stage1")[0].read_text()
+    labels = dict(re.findall(r"    (input_\d+),  # .*\| structure, .*, ([\w.]+:\d+)\n", text))
+    assert labels == {t["node"]: t["line"] for t in told}
+    assert not re.search(r"_[a-z0-9_]{8}\.py:", "".join(labels.values()).replace("message_passing", ""))
+    assert "computed once a graph" in (folder.parent / "index.html").read_text()
 
 
 def test_inputs_are_those_of_the_example(dumped):

@@ -69,7 +69,7 @@ def test_attention_logits_in_int8():
     decisions = kept(MODELS["dotgat"](), policy)
     assert forward(decisions) == {"edge_softmax edge_softmax conv1", "edge_softmax edge_softmax conv2"}
     narrow = kept(MODELS["gat"](), policy)
-    assert narrow["forward sddmm add conv1"] == "one number a node or edge: nothing to gain"
+    assert narrow["forward sddmm add conv1"] == "one number a node or edge and head: nothing to gain"
 
 
 def test_small_primitives():

@@ -12,7 +12,7 @@ from typing import Any
 from gqc.dump.folder import GENERATOR
 from gqc.dump.measure import Measures
 from gqc.dump.reasons import EXPLAINED, about
-from gqc.dump.snapshot import NodeRecord, Snapshot
+from gqc.dump.snapshot import NodeRecord, Snapshot, exact_bytes
 from gqc.passes import PIPELINE
 
 _HERE = Path(__file__).parent
@@ -30,6 +30,7 @@ def page(
     halves_file: str,
     halves: str,
     measures: Measures,
+    policy: str,
 ) -> str:
     """The page of one stage: template, style, script and data in one text.
 
@@ -41,6 +42,7 @@ def page(
         sizes: symbolic sizes at the example call.
         halves_file, halves: the Python file of the two halves.
         measures: scales and errors of the nodes after the last pass.
+        policy: under which the model was compiled.
     """
     numbers: dict[NodeRecord, int] = {}
     passes = []
@@ -59,12 +61,19 @@ def page(
                 "forward": [i for i, n in enumerate(snapshot.nodes) if n.name in snapshot.forward],
                 "backward": [i for i, n in enumerate(snapshot.nodes) if n.name in snapshot.backward],
                 "numbers": snapshot.report.numbers,
-                "lifetimes": {life.producer: str(life) for life in snapshot.report.lifetimes},
+                "lifetimes": {life.producer: str(life) for life in snapshot.copies},
             }
         )
     records = [asdict(n) | {"primitive": n.primitive, "about": about(n, entries)} for n in numbers]
     data = {"title": title, "sizes": sizes, "passes": passes, "records": records, "decisions": entries}
-    data |= {"halves": {"file": halves_file, "code": halves}, "measures": asdict(measures), "explained": EXPLAINED}
+    data |= {
+        "policy": policy,
+        "exact_bytes": exact_bytes(snapshots),
+        "gathers": [n.name for n in snapshots[-1].nodes if n.is_gather],
+        "halves": {"file": halves_file, "code": halves},
+        "measures": asdict(measures),
+        "explained": EXPLAINED,
+    }
     # "<" could end the script element.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     style, script = read("base.css") + read("page.css"), read("layout.js") + read("page.js")

@@ -2,14 +2,20 @@
 // From the graph after a pass to boxes and curves: the forward runs down on the left, the backward up on the right, and
 // what is saved stands between them.
 
-const BOX = 176, SMALL = 148, ROW = 66, GAP = 16, GUTTER = 216, PILL = 156;
+const BOX = 162, COPY = 196, SMALL = 148, TALL = 53, ROW = 74, GAP = 14, GUTTER = 220, PILL = 150;
 
+// As gqc.text.bytes_text has it; Python rounds halves to even.
 function bytes(n) {
-  if (n >= 1 << 20) return (n / (1 << 20)).toFixed(1) + " MB";
-  if (n >= 1024) return (n / 1024).toFixed(1) + " kB";
+  const tenths = x => { const t = 10 * x, up = Math.round(t); return ((up - t === 0.5 && up % 2 ? up - 1 : up) / 10).toFixed(1); };
+  if (n >= 1 << 20) return tenths(n / (1 << 20)) + " MiB";
+  if (n >= 1024) return tenths(n / 1024) + " KiB";
   return n + " B";
 }
 
+function isParameter(r) { return r.op === "parameter" || r.op === "buffer"; }
+function isStructure(r) { return r.meaning === "structure"; }
+// What is drawn only if all nodes are: a box that reads such an input says so.
+function isLeftOut(r) { return r.plumbing || r.op === "seed" || isParameter(r) || isStructure(r); }
 function isInteger8(r) { return r.precision === "int8" && /^u?int/.test(r.type); }
 
 // The nodes and edges to draw. A key is the half, "f" or "b", or "s" for a saved value, and the name of the node.
@@ -17,8 +23,7 @@ function visibleGraph(pass, records, every) {
   const list = pass.nodes.map(i => records[i]), byName = new Map(list.map(r => [r.name, r]));
   const inForward = new Set(pass.forward.map(i => list[i].name)), inBackward = new Set(pass.backward.map(i => list[i].name));
   const saved = new Map(pass.saved.map(s => [s.name, s]));
-  const isParameter = r => r.op === "parameter" || r.op === "buffer";
-  const hidden = r => r.op === "input" && r.plumbing || !every && (r.plumbing || r.op === "seed" || isParameter(r));
+  const hidden = r => r.op === "input" && r.plumbing || !every && isLeftOut(r);
   const nodes = new Map(), edges = new Map();
 
   function add(key, r, lane, extra) {
@@ -44,10 +49,10 @@ function visibleGraph(pass, records, every) {
     while (stack.length) {
       const x = byName.get(stack.pop());
       if (!x || every) continue;
-      if (isParameter(x)) found.push(x.meaning.replace(/^\w+ /, ""));
+      if (isParameter(x) || isStructure(x)) found.push(x.meaning.replace(/^\w+ /, ""));
       else if (hidden(x) && x.code && x.precision !== "size") stack.push(x.inputs[0]);
     }
-    return found;
+    return [...new Set(found)];
   }
 
   for (const r of list) {
@@ -70,7 +75,7 @@ function visibleGraph(pass, records, every) {
   });
   for (const [of, name] of Object.entries(pass.gradients)) {
     const key = "b:gradient " + of, meaning = (byName.get(of) || {}).meaning || of;
-    add(key, null, "b", { wide: SMALL, label: "gradient", sub: meaning.replace(/^(parameter|buffer) /, ""), name, gradient: true });
+    add(key, null, "b", { label: "gradient", sub: meaning.replace(/^(parameter|buffer) /, ""), name, gradient: true });
     for (const from of resolve(name, "b")) connect(from, key, "");
   }
 
@@ -138,7 +143,7 @@ function placeLane(nodes, edges) {
   const count = Math.max(0, ...layer.values()) + 1, rows = Array.from({ length: count }, () => []);
   const items = new Map();
   const put = (key, at, width) => { const it = { key, at, width, up: [], down: [], x: 0 }; items.set(key, it); rows[at].push(it); return it; };
-  for (const n of nodes) put(n.key, layer.get(n.key), n.wide || BOX);
+  for (const n of nodes) put(n.key, layer.get(n.key), n.w);
   const chains = new Map();
   for (const e of edges) {  // a long edge passes a slot of its own in each layer between
     let last = items.get(e.from);
@@ -186,6 +191,7 @@ function layout(pass, records, every, noteOf) {
   const all = [...nodes.values()], of = lane => all.filter(n => n.lane === lane);
   const inside = lane => edges.filter(e => nodes.get(e.from).lane === lane && nodes.get(e.to).lane === lane);
   for (const n of of("b")) n.first = n.r && n.r.op === "tangent";
+  for (const n of all) n.w = n.lane === "s" ? PILL : n.gradient ? SMALL : n.r && n.r.precision === "quantize" ? COPY : BOX;
   const forwardEdges = inside("f"), backwardEdges = inside("b");
   const f = placeLane(of("f"), forwardEdges), b = placeLane(of("b"), backwardEdges);
   const pills = of("s"), hasBackward = of("b").length > 0;
@@ -193,9 +199,9 @@ function layout(pass, records, every, noteOf) {
   const stepF = height / Math.max(1, f.count), stepB = height / Math.max(1, b.count);
   const gutter = hasBackward ? GUTTER : 0, offsetB = f.width + gutter;
   const yF = at => at * Math.min(stepF, ROW * 1.5), yB = at => height - ROW - at * Math.min(stepB, ROW * 1.5);
-  for (const n of of("f")) Object.assign(n, { y: yF(n.at), w: n.wide || BOX });
-  for (const n of of("b")) Object.assign(n, { x: n.x + offsetB, y: yB(n.at), w: n.wide || BOX });
-  for (const n of all) { n.note = noteOf(n); n.h = n.note ? 53 : 40; }
+  for (const n of of("f")) n.y = yF(n.at);
+  for (const n of of("b")) Object.assign(n, { x: n.x + offsetB, y: yB(n.at) });
+  for (const n of all) { n.note = noteOf(n); n.h = n.note ? TALL : 40; }
 
   // A saved value stands at the height of its producer and its readers, below the one before it.
   for (const p of pills) {
@@ -206,25 +212,54 @@ function layout(pass, records, every, noteOf) {
   const step = 52, down = [], upward = [];
   pills.forEach((p, i) => { down[i] = Math.max(p.want, i ? down[i - 1] + step : 0); });
   for (let i = pills.length - 1; i >= 0; i--) upward[i] = Math.min(pills[i].want, i < pills.length - 1 ? upward[i + 1] - step : height);
-  pills.forEach((p, i) => Object.assign(p, { x: f.width + gutter / 2, y: (down[i] + upward[i]) / 2, w: PILL, h: 38 }));
+  pills.forEach((p, i) => Object.assign(p, { x: f.width + gutter / 2, y: (down[i] + upward[i]) / 2, h: 38 }));
 
   const curve = (x1, y1, x2, y2) => { const m = (y1 + y2) / 2; return `C${x1} ${m} ${x2} ${m} ${x2} ${y2}`; };
-  const side = (x1, y1, x2, y2) => { const m = Math.max(30, Math.abs(x2 - x1) / 2); return `M${x1} ${y1}C${x1 + m} ${y1} ${x2 - m} ${y2} ${x2} ${y2}`; };
+  const across = (x1, y1, x2, y2) => { const m = (x1 + x2) / 2; return `C${m} ${y1} ${m} ${y2} ${x2} ${y2}`; };
   for (const [lane, list, chains, y, dx, sign] of [["f", forwardEdges, f.chains, yF, 0, 1], ["b", backwardEdges, b.chains, yB, offsetB, -1]]) {
     for (const e of list) {
       const a = nodes.get(e.from), z = nodes.get(e.to);
       let x = a.x, at = a.y + sign * a.h / 2 + a.h / 2, path = `M${x} ${at}`;
-      for (const slot of chains.get(e)) { const sy = y(slot.at) + 20; path += curve(x, at, slot.x + dx, sy); x = slot.x + dx; at = sy; }
+      for (const slot of chains.get(e)) {  // straight past the boxes of a row
+        const sx = slot.x + dx, top = y(slot.at) + (sign > 0 ? 4 : TALL - 4), end = top + sign * (TALL - 8);
+        path += curve(x, at, sx, top) + `L${sx} ${end}`;
+        x = sx;
+        at = end;
+      }
       const end = z.y + z.h / 2 - sign * (z.h / 2 + 4);
       e.path = path + curve(x, at, z.x, end);
       e.tip = [z.x, end, sign > 0 ? 90 : -90];
     }
   }
+  // To and from a saved value: level inside a lane, below the row if a box stands in the way, and up or down in between.
+  const blocked = (n, way) => all.some(o => o !== n && o.lane === n.lane && o.at === n.at && way * (o.x - n.x) > 0);
+  const channels = new Map();
+  const channel = n => {  // below the row of a box; several edges lie beside each other
+    const key = n.lane + n.at, used = channels.get(key) || [];
+    if (!used.includes(n.key)) channels.set(key, [...used, n.key]);
+    return n.y + TALL + 4 + 3 * (channels.get(key).indexOf(n.key) % 4);
+  };
   for (const e of edges) {
     const a = nodes.get(e.from), z = nodes.get(e.to);
     if (e.path) continue;
-    e.path = side(a.x + a.w / 2, a.y + a.h / 2, z.x - z.w / 2 - 4, z.y + z.h / 2);
-    e.tip = [z.x - z.w / 2 - 4, z.y + z.h / 2, 0];
+    let x = a.x + a.w / 2, y = a.y + a.h / 2, path = `M${x} ${y}`;
+    if (a.lane !== "s" && blocked(a, 1)) {
+      x -= 12;
+      y = channel(a);
+      path = `M${x} ${a.y + a.h}V${y - 5}Q${x} ${y} ${x + 5} ${y}`;
+    }
+    if (a.lane !== "s") { x = f.width + 2; path += `H${x}`; }
+    if (z.lane === "s") {
+      e.tip = [z.x - z.w / 2 - 4, z.y + z.h / 2, 0];
+      e.path = path + across(x, y, e.tip[0], e.tip[1]);
+    } else if (blocked(z, -1)) {
+      const to = z.x - z.w / 2 + 12, level = channel(z);
+      e.tip = [to, z.y + z.h + 4, -90];
+      e.path = path + across(x, y, offsetB - 2, level) + `H${to - 5}Q${to} ${level} ${to} ${level - 5}V${z.y + z.h + 4}`;
+    } else {
+      e.tip = [z.x - z.w / 2 - 4, z.y + z.h / 2, 0];
+      e.path = path + across(x, y, offsetB - 2, e.tip[1]) + `H${e.tip[0]}`;
+    }
   }
   const tangent = all.find(n => n.r && n.r.op === "tangent"), output = nodes.get("f:output 0");
   if (tangent && output) {

@@ -23,21 +23,38 @@ const find = (name, pass = current()) => recordsOf(pass).find(r => r.name === na
 const total = pass => pass.saved.reduce((s, x) => s + x.nbytes, 0);
 const short = (text, width) => text.length > width ? text.slice(0, width - 1) + "…" : text;
 
+// Text of a box cut to a width; fonts as in the style sheet.
+const FAMILY = getComputedStyle(document.body).fontFamily, MONO = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
+const FONTS = { label: "600 14px " + FAMILY, type: "12px " + MONO, note: "11px " + FAMILY };
+const ink = document.createElement("canvas").getContext("2d");
+function textWidth(text, font) { ink.font = font; return ink.measureText(text).width; }
+function cut(text, font, width) {
+  let length = text.length;
+  while (length > 1 && textWidth(short(text, length), font) > width) length--;
+  return short(text, length);
+}
+
 // What was measured of the nodes after the last pass; a number that is not finite is text.
 const MEASURED = new Map(DATA.measures.nodes.map(m => [m.node, m]));
 const number = x => typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) < 1e-3 || Math.abs(x) >= 1e5 ? x.toExponential(2) : String(+x.toPrecision(3));
 const percent = x => typeof x === "string" ? x : number(100 * x) + " %";
 const cosine = x => typeof x === "string" ? x : x.toFixed(5);
 
-// The tensor that a quantize node reads: an argument or parameter, also behind reshapes, or a result by its node.
-function subject(r) {
-  let of = find(r.inputs[0]);
-  while (of && of.plumbing && of.code) of = find(of.inputs[0]);
-  return of && of.meaning ? of.meaning.replace(/^\w+ /, "").split(".").slice(-2).join(".") : r.inputs[0];
+// The tensor that a quantize node reads: an argument or parameter, also behind reshapes, or a result.
+function tensorOf(r, pass = current()) {
+  const read = find(r.inputs[0], pass);
+  let of = read;
+  while (of.plumbing && of.code) of = find(of.inputs[0], pass);
+  return of.meaning ? of : read;
+}
+function subject(r, pass = current()) {
+  const of = tensorOf(r, pass);
+  return of.meaning ? of.meaning.replace(/^\w+ /, "").split(".").slice(-2).join(".") : of.name;
 }
 // What a box is called; a quantize node "mm_out → int8".
 function label(r) {
-  if (r.precision === "quantize") return short(subject(r), 12) + " → int" + r.scale.bits;
+  const integers = r.scale && " → int" + r.scale.bits;
+  if (integers) return cut(subject(r), FONTS.label, COPY - 13 - textWidth(integers, FONTS.label)) + integers;
   if (r.op === "tangent") return "∂ output";
   if (r.meaning) return r.meaning.replace(/^\w+ /, "") || r.op;
   if (r.kind) return r.kind === "typed_mm" ? r.form : r.primitive;
@@ -45,6 +62,7 @@ function label(r) {
 }
 
 // A saved value by its name; one of several results by the call that gives it.
+function dtype(type) { return type.replaceAll("bfloat16", "bf16").replaceAll("float32", "f32").replaceAll("int64", "i64"); }
 function savedLabel(r) {
   const from = /^getitem/.test(r.name) && find(r.inputs[0]);
   return from ? label(from) + /\[\d+\]$/.exec(r.code)[0] : r.name;
@@ -52,6 +70,7 @@ function savedLabel(r) {
 
 // The third line of a box: scale and error of an int8 copy, the error of what computes on integers and of a gradient.
 function noteOf(n) {
+  if (n.r && isStructure(n.r)) return n.r.line;
   const m = MEASURED.get(n.name), reads = n.reads.length ? "with " + n.reads.join(", ") : "";
   if (n.lane === "s" || !m || state.pass !== last && !n.r) return n.lane === "s" ? "" : reads;
   if (m.scale !== null) return `scale ${number(m.scale)}, off by ${percent(m.relative)}`;
@@ -82,28 +101,30 @@ function decisionsOf(name) {
 // ---- navigation
 
 function showPasses() {
-  const first = total(DATA.passes[0]) || 1, nav = $("passes");
-  nav.replaceChildren(el("h2", { textContent: "Passes" }));
+  const first = total(DATA.passes[0]) || 1, list = el("div");
   DATA.passes.forEach((p, i) => {
     const made = DATA.decisions.filter(d => d.pass === p.name);
     const counts = [...new Set(made.map(d => d.action))].map(a => [a, made.filter(d => d.action === a).length]).filter(c => c[1]);
     const before = i ? new Set(DATA.passes[i - 1].nodes) : null;
     const changes = before ? p.nodes.filter(n => !before.has(n)).length : p.nodes.length;
-    const idle = i > 0 && !counts.length && !changes;
-    const what = counts.length ? counts.map(c => c[1] + " " + c[0]).join(", ") : i ? changes + " nodes changed" : changes + " nodes as captured";
+    const exact = p.name === "measure_saved" && DATA.exact_bytes !== null;
+    const idle = i > 0 && !counts.length && !changes && !exact;
+    const what = exact ? bytes(DATA.exact_bytes) + " in full precision" : counts.length ? counts.map(c => c[1] + " " + c[0]).join(", ") : i ? changes + " nodes changed" : changes + " nodes as captured";
     const button = el("button", { className: i === state.pass ? "on" : "", onclick: () => go({ pass: i }) },
       el("span", { className: "name" }, el("i", { textContent: String(i).padStart(2, "0") }), p.name), idle ? "" : el("span", { className: "what", textContent: what }));
     if (idle) button.classList.add("idle");
-    if (total(DATA.passes[0]) && !idle) {
+    if (total(DATA.passes[0]) && !idle && !exact) {
       const bar = el("span", { className: "bar", title: bytes(total(p)) + " saved for the backward" });
       bar.style.width = `calc((100% - 24px) * ${Math.min(1, total(p) / Math.max(first, ...DATA.passes.map(total)))})`;
       button.append(bar);
     }
-    button.title = p.about + (idle ? " It changed nothing." : "");
+    button.title = p.about + (changes || counts.length ? "" : " It changed nothing.");
     button.dataset.pass = p.name;
-    nav.append(button);
+    list.append(button);
   });
-  nav.append(el("p", { textContent: "The bar is what the forward would save for the backward; grey passes changed nothing. Keys: ↑ ↓ pass, / search, f fit." }));
+  const old = $("passes").querySelector("div"), top = old ? old.scrollTop : 0;
+  $("passes").replaceChildren(el("h2", { textContent: "Passes" }), list, el("p", { textContent: "The bar is what the forward would save for the backward; grey passes changed nothing. Keys: ↑ ↓ pass, / search, f fit." }));
+  list.scrollTop = top;
 }
 function showTabs() {
   const p = current();
@@ -116,7 +137,7 @@ function showTabs() {
     return button;
   }));
   for (const [id] of TABS) $(id).hidden = id !== state.tab;
-  $("tools").hidden = $("legend").hidden = state.tab !== "graph";
+  $("foot").hidden = state.tab !== "graph";
 }
 function go(change) {
   const redraw = "pass" in change && change.pass !== state.pass || "every" in change;
@@ -135,7 +156,7 @@ function link(name, text = name) {
 }
 function reveal(name, pass = state.pass) {
   const r = find(name, DATA.passes[pass]);
-  const hide = r && (r.plumbing || r.op === "seed" || r.op === "parameter" || r.op === "buffer");
+  const hide = r && isLeftOut(r);
   const change = { tab: "graph", node: name, pass };
   if (hide && !state.every) { $("all").checked = true; change.every = true; }
   go(change);
@@ -150,7 +171,7 @@ const view = { x: 0, y: 0, k: 1 };
 function draw() {
   const g = drawn = layout(current(), DATA.records, state.every, noteOf), scene = $("scene");
   const changed = changedNames();
-  const pad = 26, top = 46;
+  const pad = 20, top = 46;
   const lane = (x, w, name) => [svg("rect", { class: "lane", x: x - pad, y: -top, width: w + 2 * pad, height: g.height + top + 20, rx: 14 }),
     Object.assign(svg("text", { class: "lane-name", x: x - pad + 16, y: -top + 25 }), { textContent: name })];
   scene.replaceChildren(...lane(0, g.forward, "Forward ↓"));
@@ -168,16 +189,16 @@ function draw() {
   for (const n of g.nodes.values()) {
     const r = n.r, io = !r || r.meaning, kind = n.lane === "s" ? "saved" : io ? "io" : r.precision;
     const title = n.label || (n.lane === "s" ? short(savedLabel(r), 17) : label(r));
-    const type = n.sub || (n.lane === "s" ? bytes(n.nbytes) + " · " + r.type.split(" ")[0] : r ? r.type.split(", float32 []")[0] : "");
-    const space = n.w - 20 - title.length * 9.1 - 8, letters = Math.floor(space / 6.2), module = r && n.lane !== "s" && !io ? r.module : "";
+    const type = n.sub || (n.lane === "s" ? bytes(n.nbytes) + " · " + dtype(r.type.split(" ")[0]) : r ? dtype(r.type.split(", float32 []")[0]) : dtype(find(n.name).type));
+    const letters = Math.floor((n.w - 30 - textWidth(title, FONTS.label)) / 6.2), module = r && n.lane !== "s" && !io && r.precision !== "quantize" ? r.module : "";
     const where = module.length <= letters ? module : letters > 4 ? "…" + module.slice(1 - letters) : "";
     const box = svg("g", { class: `node p-${kind}` + (r && changed.has(r.name) && n.lane !== "s" ? " changed" : ""), transform: `translate(${n.x - n.w / 2} ${n.y})`, "data-key": n.key, "data-name": n.name, tabindex: "-1" },
       svg("rect", { width: n.w, height: n.h }),
-      Object.assign(svg("text", { class: "label", x: 10, y: 17 }), { textContent: short(title, 17) }),
-      Object.assign(svg("text", { class: "type", x: 10, y: 32 }), { textContent: short(type, n.lane === "s" ? 22 : n.wide ? 17 : 22) }));
+      Object.assign(svg("text", { class: "label", x: 8, y: 17 }), { textContent: cut(title, FONTS.label, n.w - 10) }),
+      Object.assign(svg("text", { class: "type", x: 8, y: 32 }), { textContent: cut(type, FONTS.type, n.w - 13) }));
     if (where) box.append(Object.assign(svg("text", { class: "module", x: n.w - 8, y: 16 }), { textContent: where }));
-    if (n.note) box.append(Object.assign(svg("text", { class: "note" + (n.note.includes("off by") ? " measured" : ""), x: 10, y: 46 }), { textContent: short(n.note, n.w < BOX ? 24 : 29) }));
-    if (n.uses && n.uses.length > 1) box.append(svg("g", { class: "badge", transform: `translate(${n.w - 2} ${n.h - 2})` }, svg("circle", { r: 11 }), Object.assign(svg("text", { y: 4 }), { textContent: "×" + n.uses.length })));
+    if (n.note) box.append(Object.assign(svg("text", { class: "note" + (n.note.includes("off by") ? " measured" : ""), x: 8, y: 46 }), { textContent: cut(n.note, FONTS.note, n.w - 13) }));
+    if (n.uses && n.uses.length > 1) box.append(svg("g", { class: "badge", transform: `translate(${n.w - 4} 3)` }, svg("circle", { r: 11 }), Object.assign(svg("text", { y: 4 }), { textContent: "×" + n.uses.length })));
     n.element = box;
     box.addEventListener("pointerenter", () => hover(n));
     box.addEventListener("pointerleave", () => hover(null));
@@ -194,7 +215,7 @@ function fit() {
 }
 // At first the whole width, as long as that can be read.
 function open_() {
-  const k = Math.max(0.44, Math.min((wide() - 24) / (drawn.width + 60), 1.1));
+  const k = Math.max(0.47, Math.min((wide() - 24) / (drawn.width + 60), 1.1));
   Object.assign(view, { k, x: Math.max(14 + 26 * k, (wide() - drawn.width * k) / 2), y: 50 * k + 8 });
   move();
 }
@@ -288,7 +309,7 @@ function errorRows(name) {
 // From where to where an int8 copy lives, as the last pass that says so has it.
 function lifetime(name) {
   const told = DATA.passes.slice(0, state.pass + 1).map(p => p.lifetimes[name]).filter(Boolean);
-  return told.length ? told.pop().replace(/^.*?: /, "") : "";
+  return told.length ? told.pop().replace(/^.*? B, /, "") : "";
 }
 function reason(d) {
   return el("div", { className: "reason a-" + d.action }, el("b", { textContent: d.action + ": " }), d.reason, el("small", { textContent: explained(d.reason) }), el("small", { textContent: d.pass }));
@@ -311,7 +332,7 @@ function about() {
   for (const [k, v] of [["nodes", nodes.length], ["int8", `${calls} primitives`], ["kept", `${kept} primitives`], ["copies", `${quantize} tensors made int8`], ["saved", bytes(total(p))], ["file", p.file]]) dl.append(el("dt", { textContent: k }), el("dd", { textContent: v }));
   if (state.pass === last) return [el("h2", { textContent: "After the last pass" }), parts[1], ...inShort(nodes)];
   parts.push(el("p", { textContent: p.about }), dl);
-  for (const [k, v] of Object.entries(p.numbers)) parts.push(el("div", { className: "reason", textContent: `${k}: ${v.toLocaleString("en")}` }));
+  for (const [k, v] of Object.entries(p.numbers)) parts.push(el("div", { className: "reason", textContent: k.startsWith("bytes ") ? `${k.slice(6)}: ${bytes(v)}` : `${k}: ${v.toLocaleString("en")}` }));
   if (made.length) parts.push(el("h2", { textContent: "What it decided" }));
   for (const d of made) { const line = reason(d); line.lastChild.remove(); line.append(" ", link(present(d))); parts.push(line); }
   if (!made.length) parts.push(el("p", { textContent: "Point at a box for its reason, shape and source line; click keeps it here." }));
@@ -320,13 +341,18 @@ function about() {
 // A call by what it computes, and the half that it runs in.
 function call(r) { return el("span", { className: "call" }, link(r.name, r.kind ? label(r) : r.name), el("small", { textContent: r.half })); }
 function listed(items) { return items.flatMap((x, i) => i ? [", ", x] : [x]); }
+// What a quantized tensor is: an input, a parameter, or a result and the module that computes it.
+function cameFrom(of, half) {
+  const module = of.module || "(model)";
+  return isParameter(of) || of.op === "input" ? of.op + (of.module ? " of " + of.module : "") : (half === "backward" ? "gradient in " : "result of ") + module;
+}
 // What a reader asks first of the graph that runs: what is quantized, who reads it, what is not and why.
 function inShort(nodes) {
   const copies = nodes.filter(r => r.precision === "quantize"), kept = nodes.filter(r => r.precision === "kept"), quantized = nodes.filter(r => r.precision === "int8" && r.kind);
   const parts = [el("h2", { textContent: `Quantized: ${copies.length} tensors` })];
   for (const r of copies) {
-    const m = MEASURED.get(r.name), uses = copyOf(r, nodes).readers, of = find(r.inputs[0]);
-    parts.push(el("div", { className: "item i-quantize" }, el("b", {}, link(r.name, subject(r))), el("small", { textContent: (r.half === "backward" ? "gradient in " : "") + (of && of.module || r.module || "the model") }),
+    const m = MEASURED.get(r.name), uses = copyOf(r, nodes).readers, of = tensorOf(r);
+    parts.push(el("div", { className: "item i-quantize" }, el("b", {}, link(r.name, subject(r))), el("small", { textContent: cameFrom(of, r.half) }),
       m ? el("div", { textContent: `scale ${number(m.scale)}, off by ${percent(m.relative)}` }) : "",
       el("div", {}, "read by ", ...listed(uses.map(call)))));
   }
@@ -344,13 +370,23 @@ function inShort(nodes) {
     for (const r of list) modules.set(r.module || "(model)", [...(modules.get(r.module || "(model)") || []), r]);
     parts.push(el("div", { className: "item i-kept" }, el("b", { textContent: rule }), ...[...modules].map(([module, list]) => el("div", {}, module + ": ", ...listed(list.map(call)))), explained(rule) ? el("small", { className: "why", textContent: explained(rule) }) : ""));
   }
+  if (DATA.gathers.length) parts.push(el("div", { className: "item" }, el("b", { textContent: `${DATA.gathers.length} gathers and scatters of PyTorch` }), el("div", {}, ...gathered()), el("small", { className: "why", textContent: "Messages that a library passes by index_select, scatter_add and the like are no primitives and stay float. Graph convolutions of DGL become primitives: see docs/limits.md of gqc." })));
+  const structure = nodes.filter(isStructure);
+  if (structure.length) parts.push(el("h2", { textContent: `Structure: ${structure.length} tensors` }), el("div", { className: "item" }, "Computed once a graph from integer arguments (self-loops, degrees, ends of edges), in front of the stages, and read as inputs:",
+    ...structure.map(r => el("div", {}, link(r.name), el("small", { textContent: ` ${dtype(r.type)}${r.line ? ", " + r.line : ""}` })))));
   parts.push(el("p", { textContent: DATA.measures.note + " Point at a box for its reason, shape, scale and error; a click keeps it here." }));
   return parts;
 }
+// How many gathers each module makes, with a link to the first.
+function gathered() {
+  const modules = new Map();
+  for (const r of DATA.gathers.map(name => find(name, DATA.passes[last]))) modules.set(r.module || "(model)", [...(modules.get(r.module || "(model)") || []), r]);
+  return listed([...modules].map(([module, list]) => el("span", { className: "call" }, `${module}: `, link(list[0].name, String(list.length)))));
+}
 // The name under which a decision's node is in the graph after the current pass.
 function present(d) {
-  const parts = d.action === "replaced" ? ["", "_masked", "_gqc"] : ["", "_int8", "_out", "_masked", "_gqc"];
-  return parts.map(x => d.node + x).find(x => find(x)) || d.node;
+  const at = DATA.decisions.indexOf(d), by = find(d.node) || recordsOf(current()).find(r => r.kind && r.about.includes(at)) || recordsOf(current()).find(r => r.about.includes(at));
+  return by ? by.name : d.node;
 }
 // The calls that read an int8 copy, behind the results and reshapes of its quantize node.
 function copyOf(r, list) {
@@ -370,9 +406,18 @@ function table(heads, rows) {
   return el("table", {}, el("thead", {}, el("tr", {}, ...heads.map(h => el("th", { textContent: h })))), el("tbody", {}, ...rows));
 }
 function cell(content, className = "") { return el("td", { className }, content); }
-function errorCells(d) {
-  const m = ["_int8", ""].map(x => MEASURED.get(d.node + x)).find(Boolean);
-  return m && d.kind !== "" && (d.action === "quantized" || d.action === "kept") ? [cell(percent(m.relative), "num"), cell(cosine(m.cosine), "num")] : [cell(""), cell("")];
+function errorCell(d) {
+  const m = MEASURED.get(d.node_after);
+  return cell(m && d.kind !== "" && (d.action === "quantized" || d.action === "kept") ? percent(m.relative) : "", "num");
+}
+// Something with a smaller line below.
+function placed(what, below) { return el("div", {}, what, below ? el("small", { className: "below", textContent: below }) : ""); }
+// A link to the node that a decision is about in the graph that runs, and its name when it was decided.
+function finalName(d) {
+  const name = d.node_after;
+  if (!name) return placed(el("span", { className: "mono", textContent: d.node }), "gone after the last pass");
+  const there = el("a", { className: "node-link mono", textContent: name, onclick: event => { event.stopPropagation(); reveal(name, last); } });
+  return placed(there, name === d.node ? "" : "was " + d.node);
 }
 function pill(action) { return el("span", { className: "pill " + action, textContent: action }); }
 
@@ -381,12 +426,12 @@ const SHEETS = {
   graph() {},
   tensors() {
     const list = recordsOf(current()), rows = list.filter(r => r.precision === "quantize").map(r => {
-      const copy = copyOf(r, list), of = find(r.inputs[0]), m = MEASURED.get(r.name);
-      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(link(r.inputs[0], subject(r)), "mono"), cell(of && of.module || r.module || "(model)"), cell(of && (of.meaning || of.line) || r.line), cell(of ? of.type : "", "mono"),
+      const copy = copyOf(r, list), of = tensorOf(r), m = MEASURED.get(r.name);
+      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(placed(link(r.inputs[0], subject(r)), [cameFrom(of, r.half), of.line].filter(Boolean).join(", "))), cell(dtype(of.type), "mono"),
         cell(el("div", {}, ...copy.readers.map(x => el("div", {}, call(x))))), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(r.scale.bits, "num"), cell(m ? number(m.absmax) : "", "num"), cell(m ? number(m.scale) : "", "num"), cell(m ? percent(m.relative) : "", "num"), cell(m ? cosine(m.cosine) : "", "num"));
     });
     const intro = rows.length ? "Each row is one int8 copy: value = integer × scale, scale = absmax / largest integer. Everything that reads the tensor in int8 reads this copy, so its readers in the backward use what the forward has made. " + DATA.measures.note : "No tensor is quantized after this pass.";
-    const heads = ["tensor", "module", "from", "type", "read in int8 by", "saved", "bits", "absmax", "scale", "error", "cosine"];
+    const heads = ["tensor", "type", "read in int8 by", "saved", "bits", "absmax", "scale", "error", "cosine"];
     $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(heads, rows)));
   },
   decisions() {
@@ -399,7 +444,7 @@ const SHEETS = {
       count.textContent = `${shown.length} of ${DATA.decisions.length}`;
       body.replaceChildren(...shown.map(d => {
         const pass = DATA.passes.findIndex(p => p.name === d.pass);
-        return el("tr", { className: "row", onclick: () => { go({ pass }); reveal(present(d), pass); } }, cell(pill(d.action)), cell(d.half), cell(d.module || "(model)"), cell(d.kind), cell(d.node, "mono"), cell(d.reason, "wide"), ...errorCells(d), cell(d.line, "mono"));
+        return el("tr", { className: "row", onclick: () => { go({ pass }); reveal(present(d), pass); } }, cell(pill(d.action)), cell(d.half), cell(placed(d.module || "(model)", d.line)), cell(d.kind), cell(finalName(d)), cell(d.reason, "wide"), errorCell(d));
       }));
     };
     const selects = Object.entries(choices).map(([key, values]) => {
@@ -410,14 +455,14 @@ const SHEETS = {
     });
     const text = el("input", { type: "search", placeholder: "module, node, reason", value: filters.text, oninput: () => { filters.text = text.value; fill(); } });
     fill();
-    $("decisions").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Decisions of all passes" }), el("div", { className: "filters" }, ...selects, text, count), el("table", {}, el("thead", {}, el("tr", {}, ...["", "half", "module", "kind", "node", "reason", "error", "cosine", "line"].map(h => el("th", { textContent: h })))), body)));
+    $("decisions").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Decisions of all passes" }), el("div", { className: "filters" }, ...selects, text, count), el("table", {}, el("thead", {}, el("tr", {}, ...["", "half", "module", "kind", "node", "reason", "error"].map(h => el("th", { textContent: h })))), body)));
   },
   errors() {
     const size = m => typeof m.relative === "string" ? Infinity : m.relative, most = Math.max(1e-12, ...DATA.measures.nodes.map(size).filter(isFinite));
     const rows = [...DATA.measures.nodes].sort((a, b) => size(b) - size(a)).map(m => {
       const r = find(m.node, DATA.passes[last]), meter = el("span", { className: "meter e-" + (r ? r.precision : "") });
       meter.style.width = 100 * Math.min(1, size(m) / most) + "%";
-      const what = m.gradient_of ? "gradient of " + m.gradient_of : m.kind === "operand" ? "int8 copy of " + subject(r) : m.kind;
+      const what = m.gradient_of ? "gradient of " + m.gradient_of : m.kind === "operand" ? "int8 copy of " + subject(r, DATA.passes[last]) : m.kind;
       return el("tr", { className: "row", onclick: () => reveal(m.node, last) }, cell(percent(m.relative), "num"), cell(meter, "meter-cell"), cell(m.own === null ? "" : percent(m.own), "num"), cell(cosine(m.cosine), "num"), cell(what), cell(link(m.node), "mono"), cell(r && r.half), cell(r && r.module || "(model)"));
     });
     const intro = "How far each primitive, int8 copy, output and gradient is from a run in which nothing is rounded, |q − x| / |x|, worst first; beside it what its own rounding adds. " + DATA.measures.note;
@@ -430,9 +475,10 @@ const SHEETS = {
       meter.style.width = 100 * s.nbytes / most + "%";
       return el("tr", { className: "row", onclick: () => reveal(s.name) }, cell(bytes(s.nbytes), "num"), cell(meter, "meter-cell"), cell(link(s.name), "mono"), cell(s.type, "mono"), cell(r && r.module || "(model)"), cell(r ? r.line : "", "mono"));
     });
+    const ofArguments = recordsOf(p).filter(r => r.precision === "quantize" && tensorOf(r).meaning).reduce((s, r) => s + copyOf(r, recordsOf(p)).saved, 0);
     const held = p.saved.filter(s => s.held).length;
     $("saved").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: `Saved for the backward after ${p.name}: ${bytes(total(p))}` }),
-      el("p", { textContent: `${bytes(total(DATA.passes[0]))} before the first pass. The cut between the halves is where the fewest bytes cross; ${held} parameters and inputs cross too, which the caller holds anyway.` }), table(["bytes", "", "tensor", "type", "module", "line"], rows)));
+      el("p", { textContent: `${DATA.exact_bytes === null ? "" : `In full precision it would be ${bytes(DATA.exact_bytes)}. `}${ofArguments ? `${bytes(ofArguments)} are int8 copies of arguments, whose own memory the caller holds. ` : ""}The cut between the halves is where the fewest bytes cross; ${held} parameters and inputs cross too, which the caller holds anyway.` }), table(["bytes", "", "tensor", "type", "module", "line"], rows)));
   },
   code() {
     const before = state.pass ? new Set(DATA.passes[state.pass - 1].nodes) : new Set(current().nodes);
@@ -449,7 +495,7 @@ const SHEETS = {
     if (on) on.scrollIntoView({ block: "center" });
   },
   diff() {
-    const text = current().diff || (state.pass ? `# ${current().name} changed nothing` : "# before the first pass");
+    const text = state.pass ? current().diff : "# before the first pass";
     $("diff").replaceChildren(el("div", { className: "listing mono" }, ...text.split("\n").map(l => el("span", { className: l[0] === "+" ? "add" : l[0] === "-" ? "del" : l[0] === "@" ? "at" : "", textContent: l || " " }))));
   },
   halves() {
@@ -532,20 +578,21 @@ document.addEventListener("keydown", event => {
     canvas.classList.remove("moving");
   });
 }
-$("legend").append(...[["quantize", "float → int8"], ["int8", "computes in int8"], ["kept", "kept in full precision"], ["float", "float, not a primitive"], ["saved", "saved for the backward"]].map(([name, text]) => {
+$("legend").append(...[["quantize", "float → int8"], ["int8", "computes in int8"], ["kept", "full precision"], ["float", "no primitive"], ["saved", "saved for backward"]].map(([name, text]) => {
   const i = el("i");
   i.style.background = `var(--${name})`;
   i.style.borderColor = `var(--${name}-line)`;
   return el("span", {}, i, text);
-}), ...[["quantize", "int8 copy with several readers"], ["int8", "int8 values"]].map(([name, text]) => {
+}), ...[["quantize", "shared int8 copy"]].map(([name, text]) => {
   const i = el("i", { className: "stroke" });
   i.style.borderColor = `var(--${name}-line)`;
   return el("span", {}, i, text);
-}), el("span", { textContent: "┄ changed by this pass" }), el("span", { textContent: "off by: relative error against full precision" }));
+}), el("span", { textContent: "┄ changed here" }));
 {
   const [model, ...rest] = DATA.title.split(", ");
   $("model").textContent = model;
   $("where").textContent = rest.join(" · ").replace("_", " ");
+  $("policy").textContent = $("policy").title = DATA.policy;
   $("sizes").textContent = Object.entries(DATA.sizes).map(([k, v]) => v === null ? `${k} not fixed` : `${k} = ${v.toLocaleString("en")}`).join("   ");
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const hash = new URLSearchParams(location.hash.slice(1)), pass = DATA.passes.findIndex(p => p.name === hash.get("pass"));
