@@ -427,11 +427,11 @@ const SHEETS = {
   tensors() {
     const list = recordsOf(current()), rows = list.filter(r => r.precision === "quantize").map(r => {
       const copy = copyOf(r, list), of = tensorOf(r), m = MEASURED.get(r.name);
-      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(placed(link(r.inputs[0], subject(r)), [cameFrom(of, r.half), of.line].filter(Boolean).join(", "))), cell(dtype(of.type), "mono"),
-        cell(el("div", {}, ...copy.readers.map(x => el("div", {}, call(x))))), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(r.scale.bits, "num"), cell(m ? number(m.absmax) : "", "num"), cell(m ? number(m.scale) : "", "num"), cell(m ? percent(m.relative) : "", "num"), cell(m ? cosine(m.cosine) : "", "num"));
+      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(placed(link(r.inputs[0], subject(r)), [cameFrom(of, r.half), of.line].filter(Boolean).join(", "))), cell(placed(el("span", { className: "mono", textContent: dtype(of.type) }), `as int${r.scale.bits}`)),
+        cell(el("div", {}, ...copy.readers.map(x => el("div", {}, call(x))))), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(m ? number(m.absmax) : "", "num"), cell(m ? number(m.scale) : "", "num"), cell(m ? percent(m.relative) : "", "num"), cell(m ? cosine(m.cosine) : "", "num"));
     });
     const intro = rows.length ? "Each row is one int8 copy: value = integer × scale, scale = absmax / largest integer. Everything that reads the tensor in int8 reads this copy, so its readers in the backward use what the forward has made. " + DATA.measures.note : "No tensor is quantized after this pass.";
-    const heads = ["tensor", "type", "read in int8 by", "saved", "bits", "absmax", "scale", "error", "cosine"];
+    const heads = ["tensor", "type", "read in int8 by", "saved", "absmax", "scale", "error", "cosine"];
     $("tensors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Quantized tensors after " + current().name }), el("p", { textContent: intro }), table(heads, rows)));
   },
   decisions() {
@@ -463,22 +463,22 @@ const SHEETS = {
       const r = find(m.node, DATA.passes[last]), meter = el("span", { className: "meter e-" + (r ? r.precision : "") });
       meter.style.width = 100 * Math.min(1, size(m) / most) + "%";
       const what = m.gradient_of ? "gradient of " + m.gradient_of : m.kind === "operand" ? "int8 copy of " + subject(r, DATA.passes[last]) : m.kind;
-      return el("tr", { className: "row", onclick: () => reveal(m.node, last) }, cell(percent(m.relative), "num"), cell(meter, "meter-cell"), cell(m.own === null ? "" : percent(m.own), "num"), cell(cosine(m.cosine), "num"), cell(what), cell(link(m.node), "mono"), cell(r && r.half), cell(r && r.module || "(model)"));
+      return el("tr", { className: "row", onclick: () => reveal(m.node, last) }, cell(percent(m.relative), "num"), cell(meter, "meter-cell"), cell(m.own === null ? "" : percent(m.own), "num"), cell(cosine(m.cosine), "num"), cell(what), cell(placed(link(m.node), r ? `${r.half}, ${r.module || "(model)"}` : "")));
     });
     const intro = "How far each primitive, int8 copy, output and gradient is from a run in which nothing is rounded, |q − x| / |x|, worst first; beside it what its own rounding adds. " + DATA.measures.note;
-    $("errors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Errors after the last pass" }), el("p", { textContent: intro }), rows.length ? table(["error", "", "its own", "cosine", "what", "node", "half", "module"], rows) : ""));
+    $("errors").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: "Errors after the last pass" }), el("p", { textContent: intro }), rows.length ? table(["error", "", "its own", "cosine", "what", "node"], rows) : ""));
   },
   saved() {
     const p = current(), cost = p.saved.filter(s => !s.held && s.type.slice(0, 4) !== "size").sort((a, b) => b.nbytes - a.nbytes), most = Math.max(1, ...cost.map(s => s.nbytes));
     const rows = cost.map(s => {
       const r = find(s.name), meter = el("span", { className: "meter" });
       meter.style.width = 100 * s.nbytes / most + "%";
-      return el("tr", { className: "row", onclick: () => reveal(s.name) }, cell(bytes(s.nbytes), "num"), cell(meter, "meter-cell"), cell(link(s.name), "mono"), cell(s.type, "mono"), cell(r && r.module || "(model)"), cell(r ? r.line : "", "mono"));
+      return el("tr", { className: "row", onclick: () => reveal(s.name) }, cell(bytes(s.nbytes), "num"), cell(meter, "meter-cell"), cell(link(s.name), "mono"), cell(dtype(s.type), "mono"), cell(placed(r && r.module || "(model)", r ? r.line : "")));
     });
     const ofArguments = recordsOf(p).filter(r => r.precision === "quantize" && tensorOf(r).meaning).reduce((s, r) => s + copyOf(r, recordsOf(p)).saved, 0);
     const held = p.saved.filter(s => s.held).length;
     $("saved").replaceChildren(el("div", { className: "sheet" }, el("h2", { textContent: `Saved for the backward after ${p.name}: ${bytes(total(p))}` }),
-      el("p", { textContent: `${DATA.exact_bytes === null ? "" : `In full precision it would be ${bytes(DATA.exact_bytes)}. `}${ofArguments ? `${bytes(ofArguments)} are int8 copies of arguments, whose own memory the caller holds. ` : ""}The cut between the halves is where the fewest bytes cross; ${held} parameters and inputs cross too, which the caller holds anyway.` }), table(["bytes", "", "tensor", "type", "module", "line"], rows)));
+      el("p", { textContent: `${DATA.exact_bytes === null ? "" : `In full precision it would be ${bytes(DATA.exact_bytes)}. `}${ofArguments ? `${bytes(ofArguments)} are int8 copies of arguments, whose own memory the caller holds. ` : ""}The cut between the halves is where the fewest bytes cross; ${held} parameters and inputs cross too, which the caller holds anyway.` }), table(["bytes", "", "tensor", "type", "module"], rows)));
   },
   code() {
     const before = state.pass ? new Set(DATA.passes[state.pass - 1].nodes) : new Set(current().nodes);
