@@ -16,8 +16,7 @@ CUDA = "cuda-emulated"
 EMULATED: tuple[str, ...] = (
     "test_edge_softmax",
     "test_qsddmm",
-    "test_sddmm.test_nan_and_inf_stay",
-    "test_sddmm.test_dot_does_not_depend_on_threads",
+    "test_sddmm",
     "test_qspmm",
     "test_segment_mm",
     "test_spmm",
