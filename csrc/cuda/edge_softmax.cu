@@ -152,11 +152,15 @@ struct Gradient {
     }
 };
 
-template <typename Index>
 struct EdgeRows {
-    const Index* indptr;
-    const Index* eids;
+    const void* indptr;
+    const void* eids;
     int64_t rows, heads;
+    bool is_int64;
+
+    __device__ __forceinline__ int64_t begin(int64_t row) const {
+        return is_int64 ? static_cast<const int64_t*>(indptr)[row] : static_cast<const int32_t*>(indptr)[row];
+    }
 };
 
 // Parts of long rows: part i is (row, number of the part in its row), the parts of a row stand together.
@@ -169,18 +173,20 @@ struct Parts {
 };
 
 // N edges of a row for one pack of V heads: those at first, first + step, .. before end. Edges from there on are none.
-template <typename Task, int N, int V, typename Index>
+template <typename Task, int N, int V>
 struct Cells {
     typename Task::Cell cells[N];
     int64_t at[N];  // of the edge's values, negative without an edge
 
-    __device__ __forceinline__ void load(const Task& task, const EdgeRows<Index>& edges, int64_t first, int step,
-                                         int64_t end, int pack) {
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-            const int64_t position = first + k * step;
-            at[k] = position < end ? static_cast<int64_t>(edges.eids[position]) * edges.heads + pack * V : -1;
+    __device__ __forceinline__ void load(const Task& task, const EdgeRows& edges, int64_t first, int step, int64_t end,
+                                         int pack) {
+        if (edges.is_int64) {
+            read_eids(static_cast<const int64_t*>(edges.eids), first, step, end);
+        } else {
+            read_eids(static_cast<const int32_t*>(edges.eids), first, step, end);
         }
+#pragma unroll
+        for (int k = 0; k < N; ++k) at[k] = at[k] < 0 ? -1 : at[k] * edges.heads + pack * V;
 #pragma unroll
         for (int k = 0; k < N; ++k) cells[k] = at[k] >= 0 ? task.load(at[k]) : Task::no_edge();
     }
@@ -188,6 +194,16 @@ struct Cells {
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             if (at[k] >= 0) task.store(at[k], cells[k], sums);
+        }
+    }
+
+  private:
+    template <typename Index>
+    __device__ __forceinline__ void read_eids(const Index* eids, int64_t first, int step, int64_t end) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const int64_t position = first + k * step;
+            at[k] = position < end ? static_cast<int64_t>(eids[position]) : -1;
         }
     }
 };
@@ -211,17 +227,17 @@ __device__ __forceinline__ void join_lanes(typename Task::Sums& sums, int first,
 
 // Rows of at most `longest` edges, one for each group of 2^log_slots * 2^log_packs lanes: lanes take every
 // 2^log_slots'th edge and every 2^log_packs'th pack of heads. Longer rows are listed.
-template <typename Task, int V, typename Index>
-__device__ __forceinline__ void short_rows(const Task& task, const EdgeRows<Index>& edges, int log_slots, int log_packs,
-                                           int64_t longest, const Parts& parts) {
+template <typename Task, int V>
+__device__ __forceinline__ void short_rows(const Task& task, const EdgeRows& edges, int64_t log_slots,
+                                           int64_t log_packs, int64_t longest, const Parts& parts) {
     constexpr int N = Task::kCells;
     const int lanes = 1 << log_slots << log_packs, lane = lane_id() & (lanes - 1);
     const int slots = 1 << log_slots, slot = lane >> log_packs;
     const int packs_at_once = 1 << log_packs, num_packs = static_cast<int>(edges.heads / V);
     const int64_t row = grid_thread() >> log_slots >> log_packs;
     const bool is_row = row < edges.rows;
-    const int64_t begin = is_row ? static_cast<int64_t>(edges.indptr[row]) : 0;
-    int64_t end = is_row ? static_cast<int64_t>(edges.indptr[row + 1]) : 0;
+    const int64_t begin = is_row ? edges.begin(row) : 0;
+    int64_t end = is_row ? edges.begin(row + 1) : 0;
 
     const bool is_long = end - begin > longest;
     const int64_t num_parts = is_long ? parts.of_row(end - begin) : 0;
@@ -240,12 +256,12 @@ __device__ __forceinline__ void short_rows(const Task& task, const EdgeRows<Inde
         const int pack = first_pack + (lane & (packs_at_once - 1));
         const int64_t stop = pack < num_packs ? end : begin, rest = begin + slot + N * slots;
         typename Task::Sums sums = Task::none();
-        Cells<Task, N, V, Index> kept;
+        Cells<Task, N, V> kept;
         kept.load(task, edges, begin + slot, slots, stop, pack);
         Task::add(sums, kept.cells);
 #pragma unroll 1
         for (int64_t position = rest; position < stop; position += 2 * slots) {
-            Cells<Task, 2, V, Index> more;
+            Cells<Task, 2, V> more;
             more.load(task, edges, position, slots, stop, pack);
             Task::add(sums, more.cells);
         }
@@ -254,7 +270,7 @@ __device__ __forceinline__ void short_rows(const Task& task, const EdgeRows<Inde
         kept.store(task, sums);
 #pragma unroll 1
         for (int64_t position = rest; position < stop; position += 2 * slots) {
-            Cells<Task, 2, V, Index> more;
+            Cells<Task, 2, V> more;
             more.load(task, edges, position, slots, stop, pack);
             more.store(task, sums);
         }
@@ -262,14 +278,15 @@ __device__ __forceinline__ void short_rows(const Task& task, const EdgeRows<Inde
 }
 
 // The parts of long rows, a block for each: kParts reduces a part to its sums in `joined` or, where it is the whole
-// row, finishes it; kRows finishes the parts of all other rows.
-enum Stage { kParts, kRows };
+// row, finishes it; kRows finishes the parts of all other rows. Numbered as _STAGES of runtime/cuda/edge_softmax.py.
+enum Stage : int64_t { kParts, kRows };
 
-template <typename Task, int V, typename Index, typename Scratch>
-__device__ __forceinline__ void long_rows(Stage stage, const Task& task, const EdgeRows<Index>& edges, int log_packs,
-                                          const Parts& parts, float* joined, Scratch& scratch) {
+template <typename Task, int V>
+__device__ __forceinline__ void long_rows(Stage stage, const Task& task, const EdgeRows& edges, int64_t log_packs,
+                                          const Parts& parts, float* joined) {
     constexpr int N = Task::kCells;
     constexpr int kSums = Task::kFields * V;
+    GQC_SHARED(float, scratch, kWarps * kWarp * kSums);
     const int packs_at_once = 1 << log_packs, num_packs = static_cast<int>(edges.heads / V);
     const int slots = kThreads >> log_packs, slot = static_cast<int>(threadIdx.x) >> log_packs;
     const int pack_slot = static_cast<int>(threadIdx.x) & (packs_at_once - 1);
@@ -278,7 +295,7 @@ __device__ __forceinline__ void long_rows(Stage stage, const Task& task, const E
 #pragma unroll 1
     for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
         const int64_t row = parts.list[2 * item], part = parts.list[2 * item + 1];
-        const int64_t row_begin = edges.indptr[row], row_end = edges.indptr[row + 1];
+        const int64_t row_begin = edges.begin(row), row_end = edges.begin(row + 1);
         const int64_t num_parts = parts.of_row(row_end - row_begin);
         if (stage == kRows && num_parts == 1) continue;
         const int64_t begin = row_begin + (part << parts.log_size), limit = begin + (int64_t{1} << parts.log_size);
@@ -290,7 +307,7 @@ __device__ __forceinline__ void long_rows(Stage stage, const Task& task, const E
             const bool is_pack = pack < num_packs;
             float* const sums_of_pack = joined + pack * kSums;
             typename Task::Sums sums = Task::none();
-            Cells<Task, N, V, Index> kept;
+            Cells<Task, N, V> kept;
             kept.load(task, edges, begin + slot, slots, is_pack ? end : begin, pack);
             if (stage == kParts) {
                 Task::add(sums, kept.cells);
@@ -338,84 +355,41 @@ __device__ __forceinline__ void long_rows(Stage stage, const Task& task, const E
     }
 }
 
-template <template <int> class Task, int V>
-__device__ __forceinline__ void short_rows(const Task<V>& task, int64_t is_int64, const void* indptr, const void* eids,
-                                           int64_t rows, int64_t heads, int64_t log_slots, int64_t log_packs,
-                                           int64_t longest, const Parts& parts) {
-    const int slots = static_cast<int>(log_slots), packs = static_cast<int>(log_packs);
-    if (is_int64) {
-        const EdgeRows<int64_t> edges{static_cast<const int64_t*>(indptr), static_cast<const int64_t*>(eids), rows,
-                                      heads};
-        short_rows<Task<V>, V>(task, edges, slots, packs, longest, parts);
-    } else {
-        const EdgeRows<int32_t> edges{static_cast<const int32_t*>(indptr), static_cast<const int32_t*>(eids), rows,
-                                      heads};
-        short_rows<Task<V>, V>(task, edges, slots, packs, longest, parts);
-    }
-}
-
-template <template <int> class Task, int V>
-__device__ __forceinline__ void long_rows(Stage stage, const Task<V>& task, int64_t is_int64, const void* indptr,
-                                          const void* eids, int64_t rows, int64_t heads, int64_t log_packs,
-                                          const Parts& parts, float* joined) {
-    GQC_SHARED(float, scratch, kWarps * kWarp * Task<V>::kFields * V);
-    const int packs = static_cast<int>(log_packs);
-    if (is_int64) {
-        const EdgeRows<int64_t> edges{static_cast<const int64_t*>(indptr), static_cast<const int64_t*>(eids), rows,
-                                      heads};
-        long_rows<Task<V>, V>(stage, task, edges, packs, parts, joined, scratch);
-    } else {
-        const EdgeRows<int32_t> edges{static_cast<const int32_t*>(indptr), static_cast<const int32_t*>(eids), rows,
-                                      heads};
-        long_rows<Task<V>, V>(stage, task, edges, packs, parts, joined, scratch);
-    }
-}
-
 // Arguments that all of them share; heads are read in packs of V.
 #define GQC_ROWS                                                                                            \
     int64_t is_int64, int64_t rows, const void *indptr, const void *eids, int64_t heads, int64_t log_packs, \
         unsigned long long *num_parts, int64_t *parts, int64_t log_part
 
-#define GQC_SOFTMAX(V)                                                                                          \
-    GQC_GLOBAL(256, 3)                                                                                          \
-    edge_softmax_short_by_##V(GQC_ROWS, int64_t log_slots, int64_t longest, const float* logits, float* out) {  \
-        short_rows(Softmax<V>{logits, out}, is_int64, indptr, eids, rows, heads, log_slots, log_packs, longest, \
-                   {num_parts, parts, static_cast<int>(log_part)});                                             \
-    }                                                                                                           \
-    GQC_EXPORT(edge_softmax_short_by_##V)                                                                       \
-    GQC_GLOBAL(256, 3)                                                                                          \
-    edge_softmax_parts_by_##V(GQC_ROWS, float* joined, const float* logits, float* out) {                       \
-        long_rows(kParts, Softmax<V>{logits, out}, is_int64, indptr, eids, rows, heads, log_packs,              \
-                  {num_parts, parts, static_cast<int>(log_part)}, joined);                                      \
-    }                                                                                                           \
-    GQC_EXPORT(edge_softmax_parts_by_##V)                                                                       \
-    GQC_GLOBAL(256, 3)                                                                                          \
-    edge_softmax_rows_by_##V(GQC_ROWS, float* joined, const float* logits, float* out) {                        \
-        long_rows(kRows, Softmax<V>{logits, out}, is_int64, indptr, eids, rows, heads, log_packs,               \
-                  {num_parts, parts, static_cast<int>(log_part)}, joined);                                      \
-    }                                                                                                           \
-    GQC_EXPORT(edge_softmax_rows_by_##V)
+#define GQC_SOFTMAX(V)                                                                                                 \
+    GQC_GLOBAL(256, 3)                                                                                                 \
+    edge_softmax_short_by_##V(GQC_ROWS, int64_t log_slots, int64_t longest, const float* logits, float* out) {         \
+        short_rows<Softmax<V>, V>({logits, out}, {indptr, eids, rows, heads, is_int64 != 0}, log_slots, log_packs,     \
+                                  longest, {num_parts, parts, static_cast<int>(log_part)});                            \
+    }                                                                                                                  \
+    GQC_EXPORT(edge_softmax_short_by_##V)                                                                              \
+    GQC_GLOBAL(256, 3)                                                                                                 \
+    edge_softmax_long_by_##V(GQC_ROWS, int64_t stage, float* joined, const float* logits, float* out) {                \
+        long_rows<Softmax<V>, V>(static_cast<Stage>(stage), {logits, out}, {indptr, eids, rows, heads, is_int64 != 0}, \
+                                 log_packs, {num_parts, parts, static_cast<int>(log_part)}, joined);                   \
+    }                                                                                                                  \
+    GQC_EXPORT(edge_softmax_long_by_##V)
 
-#define GQC_GRADIENT(V)                                                                                                \
-    GQC_GLOBAL(256, 3)                                                                                                 \
-    edge_softmax_bwd_short_by_##V(GQC_ROWS, int64_t log_slots, int64_t longest, const float* out, const float* grad,   \
-                                  float* result) {                                                                     \
-        short_rows(Gradient<V>{out, grad, result}, is_int64, indptr, eids, rows, heads, log_slots, log_packs, longest, \
-                   {num_parts, parts, static_cast<int>(log_part)});                                                    \
-    }                                                                                                                  \
-    GQC_EXPORT(edge_softmax_bwd_short_by_##V)                                                                          \
-    GQC_GLOBAL(256, 3)                                                                                                 \
-    edge_softmax_bwd_parts_by_##V(GQC_ROWS, float* joined, const float* out, const float* grad, float* result) {       \
-        long_rows(kParts, Gradient<V>{out, grad, result}, is_int64, indptr, eids, rows, heads, log_packs,              \
-                  {num_parts, parts, static_cast<int>(log_part)}, joined);                                             \
-    }                                                                                                                  \
-    GQC_EXPORT(edge_softmax_bwd_parts_by_##V)                                                                          \
-    GQC_GLOBAL(256, 3)                                                                                                 \
-    edge_softmax_bwd_rows_by_##V(GQC_ROWS, float* joined, const float* out, const float* grad, float* result) {        \
-        long_rows(kRows, Gradient<V>{out, grad, result}, is_int64, indptr, eids, rows, heads, log_packs,               \
-                  {num_parts, parts, static_cast<int>(log_part)}, joined);                                             \
-    }                                                                                                                  \
-    GQC_EXPORT(edge_softmax_bwd_rows_by_##V)
+#define GQC_GRADIENT(V)                                                                                              \
+    GQC_GLOBAL(256, 3)                                                                                               \
+    edge_softmax_bwd_short_by_##V(GQC_ROWS, int64_t log_slots, int64_t longest, const float* out, const float* grad, \
+                                  float* result) {                                                                   \
+        short_rows<Gradient<V>, V>({out, grad, result}, {indptr, eids, rows, heads, is_int64 != 0}, log_slots,       \
+                                   log_packs, longest, {num_parts, parts, static_cast<int>(log_part)});              \
+    }                                                                                                                \
+    GQC_EXPORT(edge_softmax_bwd_short_by_##V)                                                                        \
+    GQC_GLOBAL(256, 3)                                                                                               \
+    edge_softmax_bwd_long_by_##V(GQC_ROWS, int64_t stage, float* joined, const float* out, const float* grad,        \
+                                 float* result) {                                                                    \
+        long_rows<Gradient<V>, V>(static_cast<Stage>(stage), {out, grad, result},                                    \
+                                  {indptr, eids, rows, heads, is_int64 != 0}, log_packs,                             \
+                                  {num_parts, parts, static_cast<int>(log_part)}, joined);                           \
+    }                                                                                                                \
+    GQC_EXPORT(edge_softmax_bwd_long_by_##V)
 
 GQC_SOFTMAX(4)
 GQC_SOFTMAX(1)

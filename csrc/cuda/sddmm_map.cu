@@ -5,22 +5,37 @@
 // Numbered as _OPS of runtime/cuda/sddmm.py. The last two have their operands swapped.
 enum MapOp : int64_t { kCopy, kAdd, kSub, kMul, kDiv, kSubFrom, kDivInto };
 
-__device__ __forceinline__ float map_op(int op, float a, float b) {
+// The operation on all elements at once, so that it is chosen once.
+template <int N>
+__device__ __forceinline__ void apply(int op, float (&a)[N], float (&b)[N]) {
+    if (op == kSubFrom || op == kDivInto) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const float x = a[i];
+            a[i] = b[i];
+            b[i] = x;
+        }
+    }
     switch (op) {
         case kAdd:
-            return a + b;
+#pragma unroll
+            for (int i = 0; i < N; ++i) a[i] += b[i];
+            break;
         case kSub:
-            return a - b;
-        case kMul:
-            return a * b;
-        case kDiv:
-            return a / b;
         case kSubFrom:
-            return b - a;
+#pragma unroll
+            for (int i = 0; i < N; ++i) a[i] -= b[i];
+            break;
+        case kMul:
+#pragma unroll
+            for (int i = 0; i < N; ++i) a[i] *= b[i];
+            break;
+        case kDiv:
         case kDivInto:
-            return b / a;
+#pragma unroll
+            for (int i = 0; i < N; ++i) a[i] /= b[i];
+            break;
     }
-    return a;
 }
 
 __device__ __forceinline__ void store(float* to, const float (&x)[4]) {
@@ -32,21 +47,22 @@ __device__ __forceinline__ void store(float* to, const float (&x)[1]) {
 
 // Values of pack number `chunk` of a run, times a scale; a step of 0 repeats the run's only element.
 template <typename T, int V>
-__device__ __forceinline__ void fetch(const T* row, int start, int chunk, int step, float scale, float (&x)[V]) {
+__device__ __forceinline__ void fetch(const T* row, int start, int chunk, int step, float scale, float* x) {
+    float values[V];
     if (V == 1 || step) {
         Pack<T, V> pack;
         pack.load(row, start + chunk * V * step);
-        pack.floats(x);
+        pack.floats(values);
     } else {
         float one[1];
         Pack<T, 1> pack;
         pack.load(row, start);
         pack.floats(one);
 #pragma unroll
-        for (int i = 0; i < V; ++i) x[i] = one[0];
+        for (int i = 0; i < V; ++i) values[i] = one[0];
     }
 #pragma unroll
-    for (int i = 0; i < V; ++i) x[i] *= scale;
+    for (int i = 0; i < V; ++i) x[i] = values[i] * scale;
 }
 
 // out[edge] = op(lhs * lhs_scale, rhs * rhs_scale); a product is scaled once, as on the CPU. The features are `runs`
@@ -78,21 +94,22 @@ __device__ __forceinline__ void sddmm_map(int op, bool is_int64, int64_t edges, 
             const int lhs_start = lhs.start(run), rhs_start = rhs.start(run);
 #pragma unroll 1
             for (int chunk = team.lane; chunk < chunks; chunk += team.lanes) {
-                float x[kAtOnce][V], y[kAtOnce][V];
+                float x[kAtOnce * V], y[kAtOnce * V];
 #pragma unroll
-                for (int u = 0; u < kAtOnce; ++u) fetch(a[u], lhs_start, chunk, lhs_step, lhs_scale, x[u]);
+                for (int u = 0; u < kAtOnce; ++u) fetch<A, V>(a[u], lhs_start, chunk, lhs_step, lhs_scale, x + u * V);
                 if (op != kCopy) {
 #pragma unroll
-                    for (int u = 0; u < kAtOnce; ++u) fetch(b[u], rhs_start, chunk, rhs_step, rhs_scale, y[u]);
+                    for (int u = 0; u < kAtOnce; ++u) {
+                        fetch<B, V>(b[u], rhs_start, chunk, rhs_step, rhs_scale, y + u * V);
+                    }
+                    apply(op, x, y);
                 }
 #pragma unroll
                 for (int u = 0; u < kAtOnce; ++u) {
                     const int64_t edge = first + u * team.edges + team.edge;
                     float z[V];
 #pragma unroll
-                    for (int i = 0; i < V; ++i) {
-                        z[i] = (op == kCopy ? x[u][i] : map_op(op, x[u][i], y[u][i])) * out_scale;
-                    }
+                    for (int i = 0; i < V; ++i) z[i] = x[u * V + i] * out_scale;
                     if (edge < edges) store(out + (edge * runs + run) * chunks * V + chunk * V, z);
                 }
             }

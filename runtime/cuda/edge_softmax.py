@@ -12,6 +12,7 @@ _BLOCKS_OF_A_MULTIPROCESSOR = 4
 # A row may be this many times what its lanes keep in registers before blocks take it over.
 _READ_AGAIN = 4
 
+_STAGES = (0, 1)  # kParts and kRows; no row has several parts where all edges fit one
 _ROWS = "iippiippi"
 _CELLS = {"edge_softmax": {4: 4, 1: 4}, "edge_softmax_bwd": {4: 2, 1: 4}}  # kCells, by the heads of a pack
 _FIELDS = {"edge_softmax": 2, "edge_softmax_bwd": 1}  # kFields
@@ -81,9 +82,9 @@ def _launch(
         return
     joined = target.empty((room, _FIELDS[name], heads), torch.float32)
     blocks = min(room, _BLOCKS_OF_A_MULTIPROCESSOR * target.multiprocessors)
-    for stage in ("parts", "rows") if edges > 1 << log_part else ("parts",):
-        kernel = Kernel(f"{name}_{stage}_by_{pack}", f"{_ROWS}p" + "p" * len(values))
-        launch(target, kernel, blocks, _THREADS, *shared, joined.data_ptr(), *values)
+    kernel = Kernel(f"{name}_long_by_{pack}", f"{_ROWS}ip" + "p" * len(values))
+    for stage in _STAGES if edges > 1 << log_part else _STAGES[:1]:
+        launch(target, kernel, blocks, _THREADS, *shared, stage, joined.data_ptr(), *values)
 
 
 LAUNCHERS = (edge_softmax, edge_softmax_bwd)
