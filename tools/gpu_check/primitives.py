@@ -53,15 +53,29 @@ def _time(place: Place, until: float, bouts: Iterator[Bout]) -> Found:
             if time.monotonic() > until:
                 found.missing.append(f"{bout.title}: no time")
                 continue
-            able = {}
-            for name, run in bout.contestants.items():
-                if attempt(found, f"{bout.title}, {name}", lambda run=run: (run(), place.synchronize(), True)[-1]):
-                    able[name] = run
+            able = attempt(found, bout.title, lambda bout=bout: _able(place, bout, found)) or {}
             timings = place.paired(able, rounds, until) if able else {}
             for name, timing in timings.items():
                 row = {"primitive": bout.title, "contestant": name, "us": round(1e6 * timing.median, 1)}
                 found.rows.append({**row, "speed-up": _ratios(bout, name, timings)})
     return found
+
+
+def _able(place: Place, bout: Bout, found: Found) -> Contestants:
+    """The contestants that run. A peer that cannot gets a row that says so: it is no fault of gqc."""
+    able = {}
+    for name, run in bout.contestants.items():
+        try:
+            run()
+            place.synchronize()
+        except Exception as error:
+            if name.startswith("gqc"):
+                raise
+            row = {"primitive": bout.title, "contestant": name, "us": f"cannot: {type(error).__name__}"}
+            found.rows.append({**row, "speed-up": ""})
+        else:
+            able[name] = run
+    return able
 
 
 def _ratios(bout: Bout, name: str, timings: dict[str, Any]) -> str:

@@ -95,7 +95,7 @@ def _compiled(place: Place, task: Task) -> Callable[[Tensor], Tensor]:
     torch.manual_seed(0)
     features, classes = task.x.shape[1], int(task.y.max()) + 1
     law = Law(len(task.x), task.edge_index.shape[1], features, classes, 0)
-    model = gqc.compile(net("gcn", law), min_size=0).to(place.device).eval()
+    model = gqc.compile(net("gcn", law), min_size=0, rounding="nearest").to(place.device).eval()
 
     @torch.no_grad()
     def chain(x: Tensor) -> Tensor:
@@ -106,6 +106,7 @@ def _compiled(place: Place, task: Task) -> Callable[[Tensor], Tensor]:
 
 def _replay(place: Place, chain: Callable[[Tensor], Tensor], x: Tensor) -> None:
     inputs, other = x.clone(), x.flip(0).contiguous()
+    chain(inputs)  # fills what the model caches
     want = chain(other).clone()
     if place.dry:
         inputs.copy_(other)
