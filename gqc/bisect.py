@@ -19,6 +19,7 @@ from torch import fx, nn
 
 from gqc.compile import compile, is_compiled, state_of
 from gqc.errors import GqcError
+from gqc.generators import generators_kept
 from gqc.given import arguments, copy_of
 from gqc.joint import JointGraph
 from gqc.passes.nodes import origin
@@ -204,7 +205,7 @@ class _Trial:
             inputs = copy.deepcopy(self.inputs)
         except (RuntimeError, TypeError) as error:
             raise GqcError(f"gqc.bisect: inputs cannot be copied for each run ({error}): detach() them") from error
-        with torch.random.fork_rng(devices=[]):
+        with generators_kept():
             torch.manual_seed(seed)
             loss = self.loss_fn(model, *inputs)
         if not state_of(model).variants:

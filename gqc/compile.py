@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gqc.capture import Call, Captured, StateChange, calling, capture, is_capturing, read_call
+from gqc.capture.placement import device_of_call
 from gqc.dump import Dumper
 from gqc.errors import CaptureError, FallbackWarning, InputError, PassError, PolicyError
 from gqc.first_layer import measure
@@ -151,6 +152,7 @@ class CompileState:
     """The compiled variants of one model; calling it runs the model's forward.
 
     Whatever goes wrong on the way, the call then runs eagerly: so a call that eager refuses raises eager's own error.
+    A graph on the CPU with tensors on a GPU cannot run eagerly, so there the error itself is raised.
     What the user asked for beside the model raises: a name of the policy that fits nothing, and with
     ``Policy.passes`` any error of a pass.
 
@@ -185,19 +187,22 @@ class CompileState:
             return self.model.forward(*args, **kwargs)  # part of a larger model that is compiled as a whole
         key: Hashable = None
         variant: Variant | None = None
+        call: Call | None = None
         failure: Exception | None = None
         try:
-            call = read_call(args, kwargs)
+            call = read_call(args, kwargs, device_of_call(self.model, args, kwargs))
             key = self._key(call)
             variant, _ = self._find(key, call)
             if variant is None and key not in self.fallbacks and _ALL_OTHERS not in self.fallbacks:
                 variant = self._compile(key, call, args, kwargs)
             if variant is not None:
                 return variant.run(call, args, kwargs)
-        except PolicyError:
+        except (PolicyError, torch.OutOfMemoryError):  # eager needs more memory
             raise
         except _FAILURES as error:
             if isinstance(error, PassError) and self.policy.passes:
+                raise
+            if call is not None and call.moves_graphs:
                 raise
             failure = error
         result = self.model.forward(*args, **kwargs)
@@ -211,7 +216,7 @@ class CompileState:
         Raises:
             CaptureError: calls of this kind run eagerly.
         """
-        call = read_call(args, kwargs)
+        call = read_call(args, kwargs, device_of_call(self.model, args, kwargs))
         key = self._key(call)
         variant, _ = self._find(key, call)
         fallback = self.fallbacks.get(key, self.fallbacks.get(_ALL_OTHERS))
@@ -239,7 +244,8 @@ class CompileState:
             if variant is None:  # no other thread has compiled it meanwhile
                 if self.num_variants >= MAX_VARIANTS:
                     raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
-                captured = capture(self.model, args, kwargs, first=key not in self._ran_eagerly)
+                first = key not in self._ran_eagerly and not call.moves_graphs
+                captured = capture(self.model, args, kwargs, first=first)
                 dump = self.dumper.variant(self.model.training) if self.dumper is not None else None
                 rule = self.bit_rule(captured, call)
                 variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump, rule)

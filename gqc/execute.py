@@ -17,7 +17,7 @@ from gqc.errors import GqcError
 from gqc.joint import SEED, TANGENT, JointGraph
 from gqc.passes.partition import Halves
 
-Seed = Callable[[], Tensor]
+Seed = Callable[[torch.device], Tensor]
 
 
 class Executable:
@@ -36,7 +36,7 @@ class Executable:
         self.halves = halves
         self.forward_half = halves.forward.forward
         self.num_outputs = joint.num_forward_outputs
-        self.draws_seed = any(p.kind == SEED for p in joint.placeholders)
+        self.seed_device = next((p.node.meta["val"].device for p in joint.placeholders if p.kind == SEED), None)
         self.seed = seed
         self.backward_half = halves.backward.forward if halves.backward is not None else None
         tangents = [p.index for p in joint.placeholders if p.kind == TANGENT]
@@ -47,8 +47,8 @@ class Executable:
         self.differentiable = [i for i, node in enumerate(primals) if gradients.get(node) is not None]
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        if self.draws_seed:
-            values.append(self.seed())
+        if self.seed_device is not None:
+            values.append(self.seed(self.seed_device))
         if self.backward_half is None:
             with torch._C._DisableAutocast():
                 return self.forward_half(*values)

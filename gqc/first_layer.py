@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from gqc.autocast import autocast_off
 from gqc.capture import Captured, Island
 from gqc.capture.islands import StructureIsland
+from gqc.generators import generators_kept
 from gqc.passes.choose_bits import BitRule
 from gqc.passes.nodes import is_float, needed_for, origin
 
@@ -38,7 +40,7 @@ def measure(model: nn.Module, captured: Captured, flat: Sequence[Any]) -> BitRul
     island = next((n.target for n in needed if _is_eager(n)), None)
     if island is not None:
         return BitRule(8, f"{name} lies behind {island.name}, which runs eagerly and would run twice")
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), autocast_off(), generators_kept():
         x = _up_to(captured.graph, output, needed)(*flat)
     return BitRule.of(x, name)
 

@@ -104,10 +104,17 @@ class JointGraph:
         with self.graph.inserting_after(primals[-1]) if primals else self.graph.inserting_before():
             node = self.graph.placeholder("seed")
         node.target = node.name  # a parameter may be called seed, too
-        node.meta["val"] = self._fake_mode().from_tensor(torch.zeros(2, dtype=torch.int64), static_shapes=True)
+        with self._fake_mode():
+            node.meta["val"] = torch.zeros(2, dtype=torch.int64, device=self.device)
         node.meta["partitioner_tag"] = "is_forward"
         self.placeholders.insert(len(primals), Placeholder(node, SEED))
         return node
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes: the CPU only if no argument lies elsewhere."""
+        devices = [p.node.meta["val"].device for p in self.placeholders if isinstance(p.node.meta["val"], torch.Tensor)]
+        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
     def _fake_mode(self) -> Any:
         for node in self.graph.nodes:

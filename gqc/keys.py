@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gqc.autocast import autocast_dtypes
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -36,10 +38,10 @@ def _visit(module: nn.Module, key: list[Any]) -> None:
             key.append(tuple(hooks))
     for parameter in state["_parameters"].values():
         if parameter is not None:
-            key.append((parameter.dtype, parameter.size(), parameter.is_cpu, parameter.requires_grad))
+            key.append((parameter.dtype, parameter.size(), parameter.device, parameter.requires_grad))
     for buffer in state["_buffers"].values():
         if buffer is not None:
-            key.append((buffer.dtype, buffer.size()))
+            key.append((buffer.dtype, buffer.size(), buffer.device))
     for child in state["_modules"].values():
         if child is not None:
             _visit(child, key)
@@ -47,5 +49,4 @@ def _visit(module: nn.Module, key: list[Any]) -> None:
 
 def mode_key() -> Hashable:
     """Grad mode, inference mode, autocast and the default dtype of the calling thread."""
-    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype()
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_dtypes(), torch.get_default_dtype()

@@ -9,18 +9,30 @@ _LIMIT = 2**63 - 1
 
 
 class SeedSource:
-    """Gives each compiled stage one seed a call: an int64 tensor ``[number drawn, step]``.
+    """Gives each compiled stage one seed a call: an int64 tensor ``[number drawn, step]`` on the stage's device.
 
-    With ``seed=None`` the number is drawn from torch's default generator, so ``torch.manual_seed`` and a restored
-    generator state repeat a run exactly; otherwise the number is ``seed`` and the step counts the calls.
+    With ``seed=None`` the number is drawn from the device's default generator, so ``torch.manual_seed`` and a restored
+    generator state repeat a run exactly; otherwise the number is ``seed`` and the step counts the calls. On a GPU the
+    count stands in its memory and is raised there: a CUDA graph that is played again draws new numbers.
+
+    Attributes:
+        step: calls so far, those on GPUs apart.
     """
 
     def __init__(self, seed: int | None) -> None:
         self.seed = seed
         self.step = 0
+        self._next: dict[torch.device, Tensor] = {}
 
-    def __call__(self) -> Tensor:
+    def __call__(self, device: torch.device) -> Tensor:
         if self.seed is None:
-            return torch.randint(_LIMIT, (2,), dtype=torch.int64)
-        self.step += 1
-        return torch.tensor([self.seed, self.step - 1], dtype=torch.int64)
+            return torch.randint(_LIMIT, (2,), dtype=torch.int64, device=device)
+        if device.type == "cpu":
+            self.step += 1
+            return torch.tensor([self.seed, self.step - 1], dtype=torch.int64)
+        upcoming = self._next.get(device)
+        if upcoming is None:
+            upcoming = self._next[device] = torch.tensor([self.seed, 0], dtype=torch.int64, device=device)
+        seed = upcoming.clone()
+        upcoming[1].add_(1)
+        return seed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
+from gqc.autocast import autocast_off
 from gqc.capture import Call, Captured, calling
 from gqc.errors import CaptureError
 from gqc.execute import Executable
@@ -173,7 +174,7 @@ class Variant:
 def _tracing_modes() -> Iterator[None]:
     """AOTAutograd runs outside inference mode; the capture already holds the casts of an active autocast."""
     grad = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False):
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), autocast_off():
         yield
 
 

@@ -15,22 +15,32 @@ if TYPE_CHECKING:
 _KEY = "gqc_relations"
 
 
-def relations(graph: DGLGraph) -> list[list[Tensor]]:
+def relations(graph: DGLGraph, device: torch.device | None = None) -> list[list[Tensor]]:
     """The relation of each canonical edge type, in the graph's order (docs/architecture.md, section Relations).
 
     The tensors are kept in the graph's structure object. DGL gives a graph a new one whenever its nodes or edges
     change, and graphs that share one (``local_var``, views of one graph) share the tensors, so the cache is never
     stale and dies with the structure.
 
+    Args:
+        graph: the graph.
+        device: where the tensors are wanted, by default on ``graph.device``. Copies on another device are kept too, so
+            a graph on the CPU serves a model on a GPU although its DGL may have been built without CUDA.
+
     Returns:
-        One list of 8 contiguous tensors an edge type, in ``graph.idtype`` and on ``graph.device``.
+        One list of 8 contiguous tensors an edge type, in ``graph.idtype``.
     """
     structure = graph._graph
-    cache: dict[str, Any] = structure._cache
+    cache: dict[Any, Any] = structure._cache
     if _KEY not in cache:
         cache[_KEY] = [_relation(structure, etype) for etype in range(structure.number_of_etypes())]
     found: list[list[Tensor]] = cache[_KEY]
-    return found
+    if device is None or device == graph.device:
+        return found
+    if (_KEY, device) not in cache:
+        cache[_KEY, device] = [[part.to(device) for part in relation] for relation in found]
+    copied: list[list[Tensor]] = cache[_KEY, device]
+    return copied
 
 
 def _relation(structure: Any, etype: int) -> list[Tensor]:

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import SymInt, Tensor
 
 if TYPE_CHECKING:
@@ -36,8 +37,14 @@ class GraphAdapter(Protocol):
         """
         ...
 
-    def tensors(self, graph: Any) -> dict[str, Tensor]:
-        """The graph's real tensors by name, in an order that depends on the schema only."""
+    def tensors(self, graph: Any, device: torch.device | None = None) -> dict[str, Tensor]:
+        """The graph's real tensors by name, in an order that depends on the schema only.
+
+        Args:
+            graph: the graph.
+            device: where the call computes, if not on the CPU. An adapter whose library may be unable to bring a
+                graph there gives copies on this device.
+        """
         ...
 
     def dynamic_axes(self, name: str, tensor: Tensor) -> tuple[int, ...]:
@@ -60,7 +67,7 @@ class GraphAdapter(Protocol):
         ...
 
     def write_back(self, graph: Any, values: dict[str, Tensor | None]) -> None:
-        """Apply :meth:`effects`, now real tensors, to the real graph."""
+        """Apply :meth:`effects`, now real tensors, to the real graph, on its device."""
         ...
 
     def local(self, graph: Any) -> Any:

@@ -31,26 +31,38 @@ class Call:
         flat: the tensors, contiguous, in placeholder order.
         strided: the tensors of ``flat`` that had to be copied to be contiguous, as the user passed them.
         graphs: the graph objects, in the order of their appearance.
+        device: where the call computes, if not on the CPU.
     """
 
     key: Hashable
     flat: list[Tensor]
     graphs: list[Any]
     strided: dict[int, Tensor]
+    device: torch.device | None = None
+
+    @property
+    def moves_graphs(self) -> bool:
+        """Whether a graph lies elsewhere than the call computes, so that the call cannot run eagerly."""
+        return self.device is not None and any(getattr(g, "device", self.device) != self.device for g in self.graphs)
 
     def argument(self, position: int) -> Tensor:
         """Tensor ``position`` of ``flat`` as the user passed it."""
         return self.strided.get(position, self.flat[position])
 
 
-def read_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None) -> Call:
     """Take the arguments of a call apart in one pass.
+
+    Args:
+        args, kwargs: the call.
+        device: where it computes, if not on the CPU (:func:`gqc.capture.placement.device_of_call`); the tensors of
+            graphs on the CPU are copied there.
 
     Raises:
         UncapturedInput: an argument cannot be captured in this version (sparse tensor, unknown object).
     """
     key: list[Any] = []
-    call = Call((), [], [], {})
+    call = Call((), [], [], {}, device)
     for i, arg in enumerate(args):
         _read(arg, key, call, i)
     for name, arg in kwargs.items():
@@ -96,7 +108,7 @@ def _read_object(obj: Any, key: list[Any], call: Call, where: int | str) -> None
         )
     adapter = adapter_of(obj)
     if adapter is not None:
-        tensors = adapter.tensors(obj)
+        tensors = adapter.tensors(obj, call.device)
         key.append((type(obj), adapter.schema(obj)))
         for tensor in tensors.values():
             _read(tensor, key, call, where)
@@ -174,6 +186,7 @@ class InputPlan:
     """How the arguments of a captured call become its placeholders."""
 
     key: Hashable
+    device: torch.device | None = None
     graphs: list[GraphArgument] = field(default_factory=list)
 
     @staticmethod

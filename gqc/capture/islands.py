@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,12 +135,13 @@ class AutocastCall:
 
     __module__ = __name__
 
-    def __init__(self, fn: Callable[..., Any], name: str, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, dtypes: Sequence[tuple[str, torch.dtype]]) -> None:
         self.fn = fn
-        self.device = device
-        self.dtype = dtype
+        self.dtypes = dtypes  # by type of device
         self.__name__ = self.__qualname__ = f"autocast_{name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(self.device, self.dtype, cache_enabled=False):
+        with ExitStack() as stack:
+            for device, dtype in self.dtypes:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
             return self.fn(*args, **kwargs)

@@ -14,6 +14,7 @@ from gqc.capture.inputs import substitute
 from gqc.capture.modules import StateChange, location_of
 from gqc.capture.record import Captured, Recording
 from gqc.errors import CaptureError, InputError
+from gqc.generators import generators_kept
 
 _MAX_ATTEMPTS = 32
 
@@ -61,7 +62,7 @@ def capture(
         except Exception as error:
             if first and isinstance(error, StateChange):
                 raise
-            if attempt == 0 and not isinstance(error, CaptureError):
+            if attempt == 0 and not isinstance(error, CaptureError) and not recording.call.moves_graphs:
                 _run_eagerly(model, forward, args, kwargs)
             path = _failed_module(error, recording.watch.failed, islands)
             reason = error.reason if isinstance(error, CaptureError) else _in_one_line(error)
@@ -108,5 +109,5 @@ def _run_eagerly(model: nn.Module, forward: Callable[..., Any], args: Any, kwarg
         return adapter.local(graph)
 
     copied_args, copied_kwargs = substitute((args, kwargs), torch.clone, local)
-    with preserved(model), torch.random.fork_rng(devices=[]):
+    with preserved(model), generators_kept():
         forward(*copied_args, **copied_kwargs)

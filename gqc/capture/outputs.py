@@ -93,7 +93,7 @@ class OutputPlan:
         """The model's return value; also applies its side effects to graphs and modules."""
         if self._single is not None:
             return flat[self._single]
-        call = read_call(args, kwargs) if self._needs_call else None
+        call = read_call(args, kwargs, self.inputs.device) if self._needs_call else None
 
         def value(source: Any) -> Any:
             if type(source) is Result:

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data.batch import Batch
 from torch_geometric.data.data import BaseData
@@ -57,7 +58,7 @@ class DataAdapter:
             constants=tuple((name, value) for name, value in entries if isinstance(value, _CONSTANTS)),
         )
 
-    def tensors(self, graph: BaseData) -> dict[str, Tensor]:
+    def tensors(self, graph: BaseData, device: torch.device | None = None) -> dict[str, Tensor]:
         return {name: value for name, value in _entries(graph) if isinstance(value, Tensor)}
 
     def dynamic_axes(self, name: str, tensor: Tensor) -> tuple[int, ...]:

@@ -26,11 +26,13 @@ from gqc.capture.islands import FunctionCall, Island, StructureIsland, calling
 from gqc.capture.module_islands import ModuleIsland
 from gqc.capture.modules import ModuleWatch
 from gqc.capture.outputs import Argument, Attribute, Constant, GraphBack, GraphWrites, OutputPlan, Result, Size
+from gqc.capture.placement import device_of_call
 from gqc.capture.sizes import size_in
 from gqc.capture.structure import hoist_structure
 from gqc.capture.symbolic import symbolic_numbers
 from gqc.capture.tracer import Tracer
 from gqc.errors import CaptureError
+from gqc.generators import generators_kept
 
 torch.overrides.get_ignored_functions()  # torch caches what it finds here, which must not be our replacements
 
@@ -74,7 +76,7 @@ class Recording:
         self.model = model
         self.forward = forward
         self.args, self.kwargs = args, kwargs
-        self.call = read_call(args, kwargs)
+        self.call = read_call(args, kwargs, device_of_call(model, args, kwargs))
         self.argument_names = argument_names(forward, args, kwargs)
         self.islands = islands
         self.watch = ModuleWatch(model)
@@ -85,7 +87,7 @@ class Recording:
         self.tracer = Tracer(names, self.watch.describe)
         self.tracer.sizes.exact = exact
         self.fakes: list[Tensor] = []
-        self.inputs = InputPlan(self.call.key)
+        self.inputs = InputPlan(self.call.key, self.call.device)
         self.stand_ins: list[Any] = []
         self._attribute = partial(_attribute, model, self.tracer.constants)
         self._results: dict[fx.Node, None] = {}
@@ -103,7 +105,7 @@ class Recording:
         adapter = adapter_of(graph)
         assert adapter is not None
         first = len(self.fakes)
-        real = adapter.tensors(graph)
+        real = adapter.tensors(graph, self.call.device)
         prefix = f"g{len(self.stand_ins)}_"
         fakes = {
             name: self._tensor(t, prefix + _identifier(name), adapter.dynamic_axes(name, t)) for name, t in real.items()
@@ -129,7 +131,7 @@ class Recording:
             stack.enter_context(_no_random_numbers_from_elsewhere())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(grad))
-            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(generators_kept())
             stack.enter_context(calling(self.call.graphs))
             try:
                 out, first = self._trace()

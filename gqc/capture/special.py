@@ -10,6 +10,7 @@ import torch.utils._pytree as pytree
 from torch import SymInt, Tensor
 from torch.nn.functional import linear
 
+from gqc.autocast import autocast_dtypes
 from gqc.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _repeat_interleave(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
 @_for(linear, torch.mm, torch.matmul, torch.bmm, torch.addmm, Tensor.mm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm)
 def _product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
     types = {x.dtype for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
-    if len(types) > 1 and not torch.is_autocast_enabled("cpu"):  # fake tensors let this pass
+    if len(types) > 1 and not autocast_dtypes():  # fake tensors let this pass
         raise RuntimeError(f"matrices of different types are multiplied: {', '.join(sorted(map(str, types)))}")
     return tracer.record(func, args, kwargs)
 

@@ -21,6 +21,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gqc.autocast import autocast_dtypes
 from gqc.capture import special
 from gqc.capture.attribute_path import AttributePath
 from gqc.capture.example import Example, real_tensors, storage_key
@@ -241,9 +242,9 @@ class Tracer(TorchFunctionMode):
         """Append the call of ``func`` to the graph."""
         args, kwargs = self._operand(tuple(args)), self._operand(kwargs)
         name = getattr(func, "__name__", type(func).__name__)
-        if torch.is_autocast_enabled("cpu"):
-            target = AutocastCall(func, name, "cpu", torch.get_autocast_dtype("cpu"))
-            node = self.graph.call_function(target, args, kwargs)
+        autocast = autocast_dtypes()
+        if autocast:
+            node = self.graph.call_function(AutocastCall(func, name, autocast), args, kwargs)
         elif func in _OPERATORS:
             node = self.graph.call_function(_OPERATORS[func], args, kwargs)
         elif name == "__get__":  # of a property such as Tensor.T

@@ -229,7 +229,8 @@ def _autocast(call: AutocastCall, args: Any, kwargs: Any, ref: Ref) -> Text:
     """
     name = getattr(call.fn, "__name__", "")
     if name.strip("_") in _LOWERED:
-        raise RewriteError(f"'{name}' runs in {call.dtype} under autocast, outside of the graph that is compiled")
+        (_, dtype), *_ = call.dtypes
+        raise RewriteError(f"'{name}' runs in {dtype} under autocast, outside of the graph that is compiled")
     if getattr(Tensor, name, None) is not call.fn:
         return _function(call.fn, args, kwargs, ref)
     operation = getattr(operator, name, None) if name.startswith("__") else None

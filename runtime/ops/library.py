@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,36 @@ LIBRARY = torch.library.Library("gqc", "DEF")
 NAMESPACE = LIBRARY.ns
 
 
-def define(schema: str, *, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Register ``gqc::<schema>`` with what runs it on CPU and CUDA tensors and its fake kernel (shapes and dtypes)."""
+def define(schema: str, *, kernel: Callable[..., Any], fake: Callable[..., Any], one_device: bool = True) -> None:
+    """Register ``gqc::<schema>`` with what runs it on CPU and CUDA tensors and its fake kernel (shapes and dtypes).
+
+    With ``one_device`` tensors on several devices are refused: kernels are given addresses and could not tell.
+    """
     name = schema.partition("(")[0]
+    check = functools.partial(_on_one_device, name) if one_device else lambda function: function
     LIBRARY.define(schema)
-    for key in ("CPU", "CUDA"):
-        LIBRARY.impl(name, kernel, key)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, kernel, "CPU")  # gets tensors of the CPU only: torch gives all others to the other one
+    LIBRARY.impl(name, check(kernel), "CUDA")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", check(fake), lib=LIBRARY)
+
+
+def _on_one_device(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        device = None
+        for x in (*arguments, *options.values()):
+            tensor = x[0] if isinstance(x, list | tuple) and x else x  # a relation's tensors were made together
+            if isinstance(tensor, Tensor):
+                if device is None:
+                    device = tensor.device
+                elif tensor.device != device:
+                    raise KernelError(
+                        f"torch.ops.gqc.{name} got tensors on {device} and on {tensor.device}: "
+                        "move the model and all of its inputs to one device"
+                    )
+        return function(*arguments, **options)
+
+    return checked
 
 
 def differentiate(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:

@@ -154,11 +154,18 @@ def _gather_mm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor |
     return grad_a, grad_b, None
 
 
-define("segment_mm(Tensor a, Tensor b, Tensor seglen) -> Tensor", kernel=_segment_mm, fake=_segment_mm_fake)
+# Lengths may stay on the CPU, where DGL wants them.
+define(
+    "segment_mm(Tensor a, Tensor b, Tensor seglen) -> Tensor",
+    kernel=_segment_mm,
+    fake=_segment_mm_fake,
+    one_device=False,
+)
 define(
     "segment_mm_bwd_b(Tensor a, Tensor grad, Tensor seglen) -> Tensor",
     kernel=_segment_mm_bwd_b,
     fake=_segment_mm_bwd_b_fake,
+    one_device=False,
 )
 define("gather_mm(Tensor a, Tensor b, Tensor index) -> Tensor", kernel=_gather_mm, fake=_gather_mm_fake)
 define(

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import dgl
+import torch
 from dgl.frame import Frame, LazyFeature
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from gqc.capture.dgl.mutation import empty_frame
 from gqc.capture.dgl.patches import patched
 from gqc.capture.graphs import Size
 from gqc.errors import CaptureError
+from gqc.runtime.memory import ByIdentity
 from gqc.runtime.relation import num_dst, num_edges, num_src
 from gqc.runtime.structure import relations
 
@@ -88,19 +90,23 @@ class DGLAdapter:
             {name: vars(graph)[name] for name in _STATIC},
         )
 
-    def tensors(self, graph: dgl.DGLGraph) -> dict[str, Tensor]:
-        found = dict(zip(_relation_names(len(graph._etypes)), chain.from_iterable(relations(graph)), strict=True))
+    def tensors(self, graph: dgl.DGLGraph, device: torch.device | None = None) -> dict[str, Tensor]:
+        parts = chain.from_iterable(relations(graph, device))
+        found = dict(zip(_relation_names(len(graph._etypes)), parts, strict=True))
         if len(graph._ntypes) > 1:
             like = next(iter(found.values()))
             for ntype in self.schema(graph).isolated():
                 found[f"nodes.{ntype}"] = like.new_empty((0, graph._graph.num_nodes(ntype)))
+        others: dict[str, Tensor] = {}
         if graph._batch_num_nodes is not None:
             for i, ntype in enumerate(graph.ntypes):
-                found[f"batch.n.{i}"] = graph.batch_num_nodes(ntype)
+                others[f"batch.n.{i}"] = graph.batch_num_nodes(ntype)
             for i, etype in enumerate(graph.canonical_etypes):
-                found[f"batch.e.{i}"] = graph.batch_num_edges(etype)
-        found.update(_all_columns(graph))
-        return found
+                others[f"batch.e.{i}"] = graph.batch_num_edges(etype)
+        others.update(_all_columns(graph))
+        if device is not None:
+            others = {name: _on(device, x) for name, x in others.items()}
+        return found | others
 
     def dynamic_axes(self, name: str, tensor: Tensor) -> tuple[int, ...]:
         return (1,) if name.startswith("nodes.") else (0,)
@@ -158,13 +164,23 @@ class DGLAdapter:
             if value is None:
                 del frame[column]
             else:
-                frame[column] = value
+                frame[column] = value.to(graph.device)
 
     def local(self, graph: dgl.DGLGraph) -> dgl.DGLGraph:
         return graph.local_var()
 
     def patches(self, tracer: Tracer) -> AbstractContextManager[None]:
         return patched(tracer)
+
+
+_copy_on = ByIdentity(lambda x, device: x.to(device), capacity=64)
+"""Copies of columns on another device, each as long as the column itself."""
+
+
+def _on(device: torch.device, column: Tensor) -> Tensor:
+    if column.device == device:
+        return column
+    return column.to(device) if column.requires_grad else _copy_on(column, device)
 
 
 @cache
