@@ -85,6 +85,15 @@ def test_conversions_round_clamp_and_turn_nan_to_zero(target: emulator.Emulator)
     ]
 
 
+def test_a_sum_is_rounded_down(target: emulator.Emulator) -> None:
+    """To the largest float32 that is not above it; where the last bit is worth 1, that is its floor."""
+    x = torch.tensor([0.25, 0.75, 1.0, -0.25, -0.75, -1.0, 126.999, -126.001] * 4)
+    y = torch.full((32,), 3.0 * 2**22)
+    out = torch.empty(32)
+    run(target, "rounded_down", 1, 32, x, y, out)
+    assert torch.equal(out - y, x.floor())
+
+
 def test_atomics_of_many_blocks(target: emulator.Emulator) -> None:
     x = torch.randint(1, 1000, (256,), dtype=torch.int32)
     out = torch.tensor([0, 0, 5000, 0, 0, 0], dtype=torch.int32)

@@ -53,6 +53,12 @@ GQC_GLOBAL(32) conversions(const float* x, int* out) {
 }
 GQC_EXPORT(conversions)
 
+GQC_GLOBAL(32) rounded_down(const float* x, const float* y, float* out) {
+    const int i = lane_id();
+    out[i] = __fadd_rd(x[i], y[i]);
+}
+GQC_EXPORT(rounded_down)
+
 // out: sum, maximum, minimum, or, exclusive or; then a sum by compare and swap.
 GQC_GLOBAL(64) atomics(const int* x, int* out) {
     const int value = x[grid_thread()];
