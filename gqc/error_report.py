@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_leaves
 from gqc.capture import Call, StateChange
 from gqc.compile import state_of
 from gqc.errors import CaptureError, GqcError
-from gqc.joint import SEED, TANGENT
+from gqc.joint import SEED, TANGENT, Placeholder
 from gqc.node_error import NodeError, node_errors
+from gqc.seed import SeedSource
 from gqc.text import printed, show
 from gqc.variant import CompiledStage, IslandStep, Variant
 
@@ -154,13 +155,16 @@ class _RunStage:
     results: list[Any]
     gradients: dict[int, Tensor]
 
-    def errors(self, seed: Callable[[], Tensor]) -> Iterator[NodeError]:
+    def errors(self, seed: SeedSource) -> Iterator[NodeError]:
         joint = self.stage.joint
         given = iter(self.arguments)
-        values = [
-            self._gradient(p.index) if p.kind == TANGENT else seed() if p.kind == SEED else next(given)
-            for p in joint.placeholders
-        ]
+
+        def value(p: Placeholder) -> Any:
+            if p.kind == TANGENT:
+                return self._gradient(p.index)
+            return seed(joint.device) if p.kind == SEED else next(given)
+
+        values = [value(p) for p in joint.placeholders]
         return (error for error, _ in node_errors(joint, values))
 
     def receive(self, index: int, gradient: Tensor | None) -> None:
