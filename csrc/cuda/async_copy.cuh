@@ -13,7 +13,7 @@ constexpr bool kAsyncCopies = true;
 template <typename Array>
 __device__ __forceinline__ void copy_async(Array& array, int at, const void* from, bool inside) {
 #ifdef GQC_EMULATED
-    shared_store<uint4>(array, at, inside ? global_load<uint4>(from) : make_uint4(0, 0, 0, 0));
+    emu::copy_async(array.memory(), at, from, inside);
 #else
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(&array[at]));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
@@ -23,7 +23,9 @@ __device__ __forceinline__ void copy_async(Array& array, int at, const void* fro
 // Ends a group of copies, which may be empty.
 template <typename = void>
 __device__ __forceinline__ void end_copies() {
-#ifndef GQC_EMULATED
+#ifdef GQC_EMULATED
+    emu::end_copies();
+#else
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
@@ -31,7 +33,9 @@ __device__ __forceinline__ void end_copies() {
 // Until no more than the latest `count` groups of this thread are under way.
 template <int count>
 __device__ __forceinline__ void wait_for_copies() {
-#ifndef GQC_EMULATED
+#ifdef GQC_EMULATED
+    emu::wait_for_copies(count);
+#else
     asm volatile("cp.async.wait_group %0;" ::"n"(count) : "memory");
 #endif
 }

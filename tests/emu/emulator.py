@@ -71,7 +71,6 @@ class Emulator:
             if kernel.arguments[i] == "p" and argument.value:
                 memory[i] = self._addresses.find(kernel, i, argument.value)
         native = _load(self._library)
-        _note_launch(kernel.name)
         error = native.emu_launch(
             *(kernel.name.encode(), kernel.arguments.encode(), (ctypes.c_uint * 3)(*grid), block),
             *(values, memory, self._order, self._seed),
@@ -189,23 +188,10 @@ def exports() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def kernel_names(library: Path) -> set[str]:
-    """The kernels that the library has."""
-    return set(_load(library).emu_kernel_names().decode().split())
-
-
-@cache
-def _note_launch(name: str) -> None:
-    """Add a kernel that is launched for the first time to the file that ``GQC_LAUNCHED`` names, if it is set."""
-    if file := os.environ.get("GQC_LAUNCHED"):
-        with open(file, "a") as out:
-            out.write(f"{name}\n")
-
-
 @cache
 def _load(library: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library.resolve()))
-    loaded.emu_launch.restype = loaded.emu_kernel_names.restype = ctypes.c_char_p
+    loaded.emu_launch.restype = ctypes.c_char_p
     return loaded
 
 

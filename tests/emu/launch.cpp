@@ -92,15 +92,6 @@ Export::Export(const char* name, std::string arguments, int threads, void (*call
 
 }  // namespace emu
 
-// With a space after each.
-extern "C" __attribute__((visibility("default"))) const char* emu_kernel_names() {
-    static std::string names;
-    names.clear();
-    for (const emu::Export* kernel = emu::exports; kernel; kernel = kernel->next)
-        names += kernel->name + std::string(" ");
-    return names.c_str();
-}
-
 // Returns what is wrong, null if all is well; the text lives until the next launch. One launch runs at a time.
 // values: 8 bytes an argument. memory: what a pointer points to, empty for other arguments.
 extern "C" __attribute__((visibility("default"))) const char* emu_launch(  //

@@ -8,21 +8,18 @@ import pytest
 import torch
 
 from gqc.runtime import native
-from tests.runtime.backends import CUDA, backends, on_backend
+from tests.runtime.backends import BACKENDS, CUDA, on_backend
 
 THREADS = (1, 2)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that has the fixture ``backend`` on every back end, on each number of threads where it is the CPU."""
-    if "backend" not in metafunc.fixturenames:
-        return
-    names = backends(f"{metafunc.module.__name__.rpartition('.')[2]}.{metafunc.definition.originalname}")
-    if "threads" in metafunc.fixturenames:
-        cases = [(name, threads) for name in names for threads in ((1,) if name == CUDA else THREADS)]
+    if {"backend", "threads"} <= set(metafunc.fixturenames):
+        cases = [(name, threads) for name in BACKENDS for threads in ((1,) if name == CUDA else THREADS)]
         metafunc.parametrize(("backend", "threads"), cases, indirect=True)
-    else:
-        metafunc.parametrize("backend", names, indirect=True)
+    elif "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", BACKENDS, indirect=True)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import gemm as reference
-from tests.runtime.backends import CUDA, backends, on_backend
+from tests.runtime.backends import BACKENDS, CUDA, on_backend
 
 gqc = torch.ops.gqc
 DTYPES = [torch.float32, torch.bfloat16]
@@ -45,7 +45,7 @@ def assert_equals_reference(*arguments: object) -> None:
     form=st.sampled_from(FORMS),
     has_bias=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    backend=st.sampled_from(backends("test_gemm.test_equals_reference")),
+    backend=st.sampled_from(BACKENDS),
 )
 def test_equals_reference(
     m: int, n: int, k: int, form: tuple[bool, bool], has_bias: bool, dtype: torch.dtype, backend: str

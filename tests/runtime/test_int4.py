@@ -13,7 +13,7 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4 as reference
-from tests.runtime.backends import backends, on_backend
+from tests.runtime.backends import BACKENDS, on_backend
 from tests.runtime.graph_cases import BROADCASTS, GRAPHS, features, graph, large_graph, on_all_backends
 
 gqc = torch.ops.gqc
@@ -42,7 +42,7 @@ def assert_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
     bits=st.integers(2, 4),
     stochastic=st.booleans(),
     dtype=st.sampled_from([FLOAT, BFLOAT]),
-    backend=st.sampled_from(backends("test_int4.test_quantize_and_unpack_equal_reference")),
+    backend=st.sampled_from(BACKENDS),
 )
 def test_quantize_and_unpack_equal_reference(
     shape: list[int], bits: int, stochastic: bool, dtype: torch.dtype, backend: str
@@ -98,7 +98,7 @@ def test_levels_are_packed_as_documented() -> None:
     form=st.sampled_from(FORMS),
     has_bias=st.booleans(),
     dtype=st.sampled_from([FLOAT, BFLOAT]),
-    backend=st.sampled_from(backends("test_int4.test_qgemm_equals_reference")),
+    backend=st.sampled_from(BACKENDS),
 )
 def test_qgemm_equals_reference(
     m: int, n: int, k: int, form: tuple[bool, bool], has_bias: bool, dtype: torch.dtype, backend: str

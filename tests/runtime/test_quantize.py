@@ -14,7 +14,7 @@ from gqc.errors import KernelError
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import quantize as reference
 from gqc.runtime.reference.philox import philox4x32
-from tests.runtime.backends import backends, on_backend
+from tests.runtime.backends import BACKENDS, on_backend
 
 gqc = torch.ops.gqc
 DTYPES = [torch.float32, torch.bfloat16]
@@ -72,7 +72,7 @@ def test_a_tensor_may_start_anywhere(backend: str, dtype: torch.dtype, offset: i
     dtype=st.sampled_from(DTYPES),
     node=st.integers(0, 2**32 - 1),
     exponent=st.integers(-30, 30),
-    backend=st.sampled_from(backends("test_quantize.test_equals_reference")),
+    backend=st.sampled_from(BACKENDS),
 )
 def test_equals_reference(
     shape: list[int], bits: int, stochastic: bool, dtype: torch.dtype, node: int, exponent: int, backend: str
