@@ -26,7 +26,7 @@ from gqc.passes.nodes import origin
 from gqc.passes.primitive import Primitive, marked
 from gqc.passes.report import KEPT, Decision, Report
 from gqc.policy import Insert, Policy
-from gqc.text import printed, show
+from gqc.text import a_kind, printed, show
 
 
 @dataclass(frozen=True, order=True)
@@ -79,9 +79,10 @@ class Bisection:
             yield "there is no gap to explain"
             return
         share = (self.explained - self.exact) / (self.quantized - self.exact)
-        table = Table(title=f"these alone give {self.explained:.6g}, {share:.0%} of the gap", title_justify="left")
+        yield f"these alone give {self.explained:.6g}, {share:.0%} of the gap"
+        table = Table()
         for heading in ("module", "primitive", "half", "node"):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for n in self.nodes:
             table.add_row(*map(escape, (n.module or "(model)", n.primitive, n.half, n.node)))
         yield table
@@ -216,7 +217,7 @@ class _Trial:
         if isinstance(loss, Real) or (isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex()):
             return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         shape = f" of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
-        raise GqcError(f"gqc.bisect: loss_fn returned a {type(loss).__name__}{shape}, not one number")
+        raise GqcError(f"gqc.bisect: loss_fn returned {a_kind(loss)}{shape}, not one number")
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,8 @@ class _Only:
 
     def __call__(self, joint: JointGraph, policy: Policy) -> Report:
         report = Report("gqc.bisect")
+        if "quantize_operands" in policy.skip:
+            return report
         for node, primitive in marked(joint.graph):
             if primitive.kept is not None:
                 continue

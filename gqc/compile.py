@@ -19,14 +19,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from gqc.capture import Call, Captured, StateChange, calling, capture, is_capturing, read_call
 from gqc.capture.placement import device_of_call
 from gqc.dump import Dumper
-from gqc.errors import CaptureError, FallbackWarning, InputError, PassError, PolicyError
+from gqc.errors import CaptureError, FallbackWarning, GqcError, InputError, PassError, PolicyError
 from gqc.first_layer import measure
 from gqc.keys import mode_key, module_key
 from gqc.layer_bits import LayerBits, is_auto
+from gqc.module_paths import by_first_paths, first_paths
 from gqc.passes import select
 from gqc.passes.choose_bits import BitRule
 from gqc.passes.user_keep import check_names
 from gqc.policy import Policy
+from gqc.runtime.rewritten import is_rewritten
 from gqc.seed import SeedSource
 from gqc.variant import Variant
 
@@ -59,8 +61,10 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
     if not isinstance(model, nn.Module):
         raise TypeError(f"gqc.compile takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
     original = state_of(model).model if is_compiled(model) else model
-    chosen = Policy.of(policy, options)
-    check_policy(chosen, original)
+    if is_rewritten(original):
+        name = type(original).__name__
+        raise GqcError(f"{name} was written down by gqc.rewrite and runs quantized as it is: call it uncompiled")
+    chosen = checked_policy(Policy.of(policy, options), original)
     state = CompileState(original, chosen, Dumper.of(dump, type(original).__name__, chosen))
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)
@@ -68,17 +72,18 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
     return cast(M, compiled)
 
 
-def check_policy(policy: Policy, model: nn.Module) -> None:
-    """Refuse a policy whose names fit nothing in a model or no pass.
+def checked_policy(policy: Policy, model: nn.Module) -> Policy:
+    """A policy whose names fit a model, with the first path of each module that it names by a further one.
 
     Raises:
         PolicyError: naming the entry and near misses.
     """
-    modules, name = [path for path, _ in model.named_modules()], type(model).__name__
+    paths, name = first_paths(model), type(model).__name__
     select(policy)
-    check_names(policy, modules, name)
+    check_names(policy, paths, name)
     if isinstance(policy.bits, LayerBits):
-        policy.bits.check_names(modules, name)
+        policy.bits.check_names(paths, name)
+    return by_first_paths(policy, paths)
 
 
 def is_compiled(model: object) -> bool:

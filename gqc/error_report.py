@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_leaves
 from gqc.capture import Call, StateChange
 from gqc.compile import state_of
 from gqc.errors import CaptureError, GqcError
+from gqc.given import check_call
 from gqc.joint import SEED, TANGENT, Placeholder
-from gqc.node_error import NodeError, node_errors
+from gqc.node_error import GRADIENT, NodeError, node_errors
 from gqc.seed import SeedSource
-from gqc.text import printed, show
+from gqc.text import a_kind, printed, show
 from gqc.variant import CompiledStage, IslandStep, Variant
 
 
@@ -48,15 +49,21 @@ class ErrorReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(title=f"{self.model}: INT8 against full precision, worst first", title_justify="left")
         for heading in ("node", "module", "half", "kind"):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for heading in ("relative error", "cosine", "its own error"):
             table.add_column(heading, justify="right")
         for n in self.nodes:
             own = "" if n.own is None else f"{n.own:.2%}"
-            kind = f"{n.kind} of {n.parameter}" if n.parameter else n.kind
-            row = (n.node, n.module or "(model)", n.half, kind, f"{n.relative:.2%}", f"{n.cosine:.5f}", own)
+            row = (n.node, n.module or "(model)", n.half, _kind(n), f"{n.relative:.2%}", f"{n.cosine:.5f}", own)
             table.add_row(*map(escape, row), style=None if n.quantized else "dim")
         yield table
+
+
+def _kind(error: NodeError) -> str:
+    if not error.parameter:
+        return error.kind
+    gradient = f"{GRADIENT} of {error.parameter}"
+    return gradient if error.kind == GRADIENT else f"{error.kind}, {gradient}"
 
 
 def error_report(
@@ -77,7 +84,7 @@ def error_report(
         **kwargs: what the model is called with by name.
 
     Raises:
-        TypeError: the model did not come from :func:`gqc.compile`.
+        TypeError: the model did not come from :func:`gqc.compile`, or its forward does not take these arguments.
         CaptureError: calls of this kind run in eager full precision, so there is nothing to compare.
         GqcError: ``loss_fn`` returned no number that depends on the model.
     """
@@ -94,6 +101,7 @@ def measure_errors(
 ) -> ErrorReport:
     """What :func:`error_report` prints."""
     state = state_of(model)
+    check_call("gqc.error_report(model, *inputs)", state.model, inputs, kwargs, ("loss_fn",))
     with _undone(state.model, state.seed):
         try:
             variant, call = state.variant_of(inputs, kwargs)
@@ -209,7 +217,7 @@ def differentiate(result: Any, loss_fn: Callable[[Any], Tensor] | None, leaves: 
     if loss_fn is not None:
         loss = loss_fn(result)
         if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            got = f"a {type(loss).__name__}"
+            got = a_kind(loss)
             if isinstance(loss, Tensor):
                 got = f"a tensor of shape {list(loss.shape)}" + ", which has no gradient" * (not loss.requires_grad)
             raise GqcError(f"gqc.error_report: loss_fn returned {got}: return one number computed from its argument")

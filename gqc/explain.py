@@ -233,8 +233,8 @@ def _of_arguments(stage: StageExplanation) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose last column alone is broken over several lines."""
+    """A table that cuts no name: what is wider than the terminal allows goes on in the next line."""
     table = Table(box=None, padding=(0, 1, 0, 2))
     for column in columns:
-        table.add_column(column, no_wrap=column is not columns[-1])
+        table.add_column(column, overflow="fold")
     return table

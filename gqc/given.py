@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from gqc.errors import GqcError
+from gqc.policy import did_you_mean
+from gqc.text import a_kind
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -19,14 +22,40 @@ def arguments(tool: str, args: object, kwargs: object = None) -> tuple[tuple[Any
         TypeError: they are given otherwise, such as a tensor in place of a tuple that holds it.
     """
     if not isinstance(args, list | tuple):
-        raise TypeError(f"{tool}: give the arguments of a call as a tuple, such as (graph, x), not {_kind(args)}")
+        raise TypeError(f"{tool}: give the arguments of a call as a tuple, such as (graph, x), not {a_kind(args)}")
     if not isinstance(kwargs, dict | None):
-        raise TypeError(f"{tool}: give keyword arguments as a dict, not {_kind(kwargs)}")
+        raise TypeError(f"{tool}: give keyword arguments as a dict, not {a_kind(kwargs)}")
     return tuple(args), kwargs or {}
 
 
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
+def check_call(
+    tool: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: tuple[str, ...] = ()
+) -> None:
+    """Refuse arguments that the model's forward does not take.
+
+    Args:
+        tool: for the message, with the arguments as it takes them.
+        model: the eager model.
+        args, kwargs: the arguments of a call.
+        options: keyword arguments of the tool itself, for which another name may have been meant.
+
+    Raises:
+        TypeError: saying what is missing or too much.
+    """
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:  # TorchScript has none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        hint = ""
+        if len(args) == 1 and isinstance(args[0], list | tuple):
+            hint = f"; the arguments are given one by one, not as a {type(args[0]).__name__}"
+        for name in kwargs.keys() - signature.parameters.keys():
+            near = did_you_mean(name, options)
+            hint = near if "did you mean" in near else hint
+        raise TypeError(f"{tool}: {type(model).__name__}.forward{signature}: {error}{hint}") from None
 
 
 def copy_of(model: M, tool: str) -> M:

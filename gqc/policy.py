@@ -39,15 +39,19 @@ class Insert:
     after: str | None = None
     name: str = ""
 
+    def __repr__(self) -> str:
+        place = f"before={self.before!r}" if self.after is None else f"after={self.after!r}"
+        return f"Insert({self.name}, {place})"
+
     def __post_init__(self) -> None:
         if not callable(self.run):
             raise PolicyError(f"Insert({self.run!r}): expected a function (JointGraph, Policy) -> Report")
         for what in ("before", "after", "name"):
             if not isinstance(getattr(self, what), str | None):
-                raise PolicyError(f"Insert({self.run!r}): {what}={getattr(self, what)!r} is no name")
+                raise PolicyError(f"Insert({_named(self.run)}): {what}={getattr(self, what)!r} is no name")
         object.__setattr__(self, "name", self.name or getattr(self.run, "__name__", ""))
         if not self.name:
-            raise PolicyError(f"Insert({self.run!r}): it has no __name__, so give Insert a name=...")
+            raise PolicyError(f"Insert({_named(self.run)}): it has no __name__, so give Insert a name=...")
         if (self.before is None) == (self.after is None):
             raise PolicyError(f"Insert({self.name}): say either before= or after= which pass it runs")
 
@@ -132,9 +136,18 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
 def _tuple(field: str, value: object, kind: type) -> tuple[Any, ...]:
     if isinstance(value, list | tuple) and all(isinstance(item, kind) for item in value):
         return tuple(value)
+    if kind is Insert and isinstance(value, list | tuple):
+        wrong = next(item for item in value if not isinstance(item, Insert))
+        way_out = f"; wrap it: gqc.passes.Insert({_named(wrong)}, before=...)" if callable(wrong) else ""
+        raise PolicyError(f"Policy.{field} holds {_named(wrong)}: expected a list of Insert{way_out}")
     what = f"a list of {'names' if kind is str else kind.__name__}"
     example = f", such as [{value!r}]" if isinstance(value, kind) else ""
     raise PolicyError(f"Policy.{field}={value!r}: expected {what}{example}")
+
+
+def _named(function: object) -> str:
+    """A function's name, or another object as it prints."""
+    return getattr(function, "__name__", repr(function))
 
 
 def _integer(field: str, value: object, expected: str, limit: float = inf) -> int:

@@ -23,6 +23,12 @@ def show(report: object) -> None:
     console.print(report)
 
 
+def a_kind(value: object) -> str:
+    """The type of an object with its article: ``"an int"``."""
+    name = type(value).__name__
+    return f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
+
+
 def bytes_text(nbytes: int) -> str:
     """A number of bytes with its unit."""
     for unit, step in (("MiB", 2**20), ("KiB", 2**10)):

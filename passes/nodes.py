@@ -178,6 +178,16 @@ def needed_for(ends: Iterable[object], given: Container[fx.Node] = ()) -> set[fx
     return found
 
 
+def by_name(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call of an op by their names in its schema; what is left out has its default."""
+    given = dict(node.kwargs)
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if position < len(node.args):
+            given[argument.name] = node.args[position]
+        given.setdefault(argument.name, argument.default_value)
+    return given
+
+
 def inputs_of_values(node: fx.Node) -> Iterator[fx.Node]:
     """Inputs whose values, not sizes, a node reads."""
     return (n for n in node.all_input_nodes if not is_size(n))

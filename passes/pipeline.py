@@ -11,6 +11,7 @@ from gqc.passes.choose_bits import choose_bits
 from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
+from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
 from gqc.passes.quantize_operands import quantize_operands
@@ -123,6 +124,7 @@ def run_step(step: Step, joint: JointGraph, policy: Policy, done: Set[str]) -> R
     Raises:
         PassError: the pass failed, gave no report, or broke what a pass ensures; the message names it.
     """
+    before = Interface.of(joint)
     try:
         report = step.run(joint, policy)
     except GqcError:
@@ -132,7 +134,7 @@ def run_step(step: Step, joint: JointGraph, policy: Policy, done: Set[str]) -> R
     if not isinstance(report, Report):
         raise PassError(f"pass {step.name} returned {report!r}: return a gqc.passes.Report")
     report.name = step.name
-    verify(joint, step.name, found="find_primitives" in done)
+    verify(joint, step.name, found="find_primitives" in done, before=before)
     if "quantize_operands" in done:
         verify_decided(joint, step.name)
     return report

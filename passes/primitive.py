@@ -38,6 +38,10 @@ KINDS = {
 _FACTORS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.linear.default: (0, 1)}
 
 
+MOST_PACKED_BITS = 4
+"""Values of at most so many bits are packed two a byte."""
+
+
 @dataclass(frozen=True)
 class Primitive:
     """The mark of a primitive, ``node.meta["gqc"]``.

@@ -10,11 +10,10 @@ from torch import Tensor, fx
 from gqc.joint import JointGraph
 from gqc.passes.int8_form import FORMS, INT4_FORMS, Int4Form, Int8Form
 from gqc.passes.nodes import call, drop_unused, origin, pick, replay, same_rows, size, source
-from gqc.passes.primitive import marked, ops
+from gqc.passes.primitive import MOST_PACKED_BITS, marked, ops
 from gqc.passes.report import QUANTIZED, Decision, Report
 from gqc.policy import Policy
 
-MOST_PACKED_BITS = 4
 QUANTIZE = ops.quantize.default
 _WITH_ABSMAX = (ops.qgemm.default, ops.qspmm.default, ops.qgemm_int4.default, ops.qspmm_int4.default)
 

@@ -10,20 +10,23 @@ from torch import fx, nn
 
 from gqc.errors import PassError
 from gqc.joint import PARAMETER, TANGENT, JointGraph
-from gqc.passes.nodes import mutates, source
-from gqc.passes.primitive import KINDS, mark, ops
+from gqc.layer_bits import WIDTHS
+from gqc.passes.interface import Interface
+from gqc.passes.nodes import by_name, mutates, source
+from gqc.passes.primitive import KINDS, MOST_PACKED_BITS, mark, ops
 
 _INT4_FORMS = (ops.qgemm_int4.default, ops.qspmm_int4.default, ops.qsddmm_int4.default)
 _INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default, *_INT4_FORMS)
-_QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
+_QUANTIZE = {ops.quantize.default: WIDTHS, ops.quantize_int4.default: range(WIDTHS.start, MOST_PACKED_BITS + 1)}
 
 
-def verify(joint: JointGraph, after: str, found: bool = True) -> None:
+def verify(joint: JointGraph, after: str, found: bool = True, before: Interface | None = None) -> None:
     """Check a joint graph after a pass.
 
     - The graph is well-formed, every node is used after it is defined and has a fake value.
+    - The step takes the arguments and gives the results that it did before the pass.
     - If they have been found, every primitive is marked. An int8 form reads int8 operands, each with a float32
-      scale of no dimensions.
+      scale of no dimensions. A ``quantize`` has a width that there is, and a seed if it rounds stochastically.
     - No int8 copy of a parameter leaves the step as a result or through an in-place update.
     - Nothing that the forward returns depends on a gradient.
 
@@ -31,6 +34,7 @@ def verify(joint: JointGraph, after: str, found: bool = True) -> None:
         joint: the graph.
         after: name of the pass that ran last, for the message.
         found: whether :func:`find_primitives` has run.
+        before: arguments and results before the pass; by default they are not compared.
 
     Raises:
         PassError: naming the pass, the node and what is wrong.
@@ -43,6 +47,8 @@ def verify(joint: JointGraph, after: str, found: bool = True) -> None:
         joint.graph.lint()
     except RuntimeError as error:
         raise PassError(f"pass {after} left a malformed graph: {error}") from error
+    for wrong in before.wrong_in(joint) if before is not None else ():
+        raise PassError(f"pass {after} changed what the step takes or gives: {wrong}")
     for node in joint.graph.nodes:
         if node.op == "output":
             continue
@@ -50,9 +56,8 @@ def verify(joint: JointGraph, after: str, found: bool = True) -> None:
             fail(node, "it has no fake value")
         if found and (node.target in KINDS or node.target in _INT8_FORMS) and mark(node) is None:
             fail(node, "a primitive without a mark")
-        if node.target in _INT8_FORMS:
-            for wrong in _wrong_operands(node):
-                fail(node, wrong)
+        for wrong in (*_wrong_operands(node), *_wrong_rounding(node)):
+            fail(node, wrong)
     for node in results_and_updates(joint):
         parameter = _quantized_parameter(joint, node)
         if parameter is not None:
@@ -76,6 +81,8 @@ def verify_decided(joint: JointGraph, after: str) -> None:
 
 
 def _wrong_operands(node: fx.Node) -> Iterator[str]:
+    if node.target not in _INT8_FORMS:
+        return
     for schema, argument in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]
         if schema.name.endswith("_scale") and isinstance(argument, fx.Node):
             position = node.args.index(argument)
@@ -84,6 +91,16 @@ def _wrong_operands(node: fx.Node) -> Iterator[str]:
                 yield f"operand {node.args[position - 1]} has a scale but is {values.dtype}"
             if scale.dtype is not torch.float32 or scale.dim() != 0:
                 yield f"scale {argument} is not a float32 number"
+
+
+def _wrong_rounding(node: fx.Node) -> Iterator[str]:
+    if node.target not in _QUANTIZE:
+        return
+    given, widths = by_name(node), _QUANTIZE[node.target]  # type: ignore[index]
+    if type(given["bits"]) is not int or given["bits"] not in widths:
+        yield f"its bits are {given['bits']!r}, and {widths.start} to {widths.stop - 1} are possible"
+    if given["stochastic"] and given["seed"] is None:
+        yield "it rounds stochastically without a seed"
 
 
 def results_and_updates(joint: JointGraph) -> Iterator[fx.Node]:

@@ -185,6 +185,18 @@ def test_nan_is_worst():
     assert math.isnan(report.nodes[0].relative)
 
 
+def test_a_call_that_forward_does_not_take():
+    x, compiled = torch.randn(4, 32), gqc.compile(MLP())
+    for args, kwargs, message in (
+        ((), {}, r"MLP\.forward\(x: .*: missing a required argument: 'x'$"),
+        (((x, x),), {"y": 1}, "unexpected keyword argument 'y'; the arguments are given one by one, not as a tuple"),
+        ((x,), {"loss": torch.sum}, "unexpected keyword argument 'loss'; did you mean 'loss_fn'"),
+    ):
+        with pytest.raises(TypeError, match=message) as error:
+            gqc.error_report(compiled, *args, **kwargs)
+        assert error.value.__suppress_context__
+
+
 class Undecided(nn.Module):
     def forward(self, x: Any) -> Any:
         return x * float(torch.as_tensor(x).sum().item() > 0) if isinstance(x, str) else [x, object()]

@@ -37,12 +37,19 @@ def observe(joint, policy):
         ("keep", {"a"}, "a list of names$"),
         ("keep", ["a", 3], "a list of names$"),
         ("keep", "conv1", r"a list of names, such as \['conv1'\]"),
-        ("passes", Insert(observe, before="schedule"), r"a list of Insert, such as \[Insert\("),
+        ("passes", Insert(observe, before="schedule"), r"a list of Insert, such as \[Insert\(observe, before='sch"),
     ],
 )
 def test_wrong_values(field: str, value: object, expected: str) -> None:
     with pytest.raises(gqc.PolicyError, match=rf"^Policy\.{field}=[\s\S]*: expected {expected}"):
         gqc.Policy(**{field: value})
+
+
+def test_a_function_in_place_of_an_insert() -> None:
+    with pytest.raises(gqc.PolicyError) as error:
+        gqc.Policy(passes=[observe])
+    wrap = "wrap it: gqc.passes.Insert(observe, before=...)"
+    assert str(error.value) == f"Policy.passes holds observe: expected a list of Insert; {wrap}"
 
 
 def test_numpys_integers_become_pythons() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import click
@@ -33,4 +34,8 @@ def inspect(
     policy = policy_of(options)
     args, kwargs = load_example(example or Reference(model.path, "example_inputs"))
     module = load_model(model).train(not evaluate)
-    click.echo(f"open {write_dump(module, args, output, kwargs=kwargs, policy=policy)}")
+    with warnings.catch_warnings(record=True) as caught:
+        page = write_dump(module, args, output, kwargs=kwargs, policy=policy)  # what it raises repeats its warnings
+    for warning in caught:
+        click.echo(f"{warning.category.__name__}: {warning.message}", err=True)
+    click.echo(f"open {page}")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import sys
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -17,6 +20,9 @@ from torch import nn
 
 from gqc.errors import GqcError
 from gqc.policy import Policy
+from gqc.text import a_kind
+
+_IN_PYTHON_ALONE = "passes"
 
 
 class LoadError(GqcError):
@@ -46,6 +52,23 @@ class Reference:
             has = f"it defines {', '.join(sorted(functions))}" if functions else "it defines no function"
             raise click.BadParameter(f"{self.path} has no {self.name!r}; {has}")
         return getattr(module, self.name)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What the function of that name returns.
+
+        Raises:
+            LoadError: it takes arguments, or raises.
+        """
+        needed = _needed_by(function)
+        if needed:
+            raise LoadError(f"{self} takes {', '.join(needed)}: the function is called without arguments")
+        try:
+            return function()
+        except Exception as error:
+            frames, own = traceback.extract_tb(error.__traceback__), self.path.resolve()
+            lines = [frame.lineno for frame in frames if Path(frame.filename) == own]
+            where = f"{self.path}:{lines[-1]}: " if lines else ""
+            raise LoadError(f"{self} raised {type(error).__name__}: {where}{error}") from error
 
 
 class ReferenceType(click.ParamType):
@@ -87,6 +110,8 @@ def policy_of(options: tuple[tuple[str, Any], ...]) -> Policy:
     Raises:
         click.BadParameter: a field is unknown, has an unknown value, or is set twice.
     """
+    if any(field == _IN_PYTHON_ALONE for field, _ in options):
+        raise click.BadParameter("passes are Python functions: give them to gqc.compile", param_hint="'--set'")
     counts = Counter(field for field, _ in options)
     for field in (field for field, count in counts.items() if count > 1):
         raise click.BadParameter(f"{field} is set twice: give all of its value at once", param_hint="'--set'")
@@ -99,7 +124,8 @@ def policy_of(options: tuple[tuple[str, Any], ...]) -> Policy:
 
 def policy_help() -> str:
     """Help text of the option that sets a field of the policy."""
-    return f"A field of gqc.Policy, may be repeated: {', '.join(f.name for f in fields(Policy))}."
+    names = [field.name for field in fields(Policy) if field.name != _IN_PYTHON_ALONE]
+    return f"A field of gqc.Policy, may be repeated: {', '.join(names)}."
 
 
 def load_model(reference: Reference) -> nn.Module:
@@ -109,9 +135,9 @@ def load_model(reference: Reference) -> nn.Module:
         LoadError: it is or makes no ``torch.nn.Module``.
     """
     found = reference.get()
-    model = found if isinstance(found, nn.Module) or not callable(found) else found()
+    model = found if isinstance(found, nn.Module) or not callable(found) else reference.call(found)
     if not isinstance(model, nn.Module):
-        raise LoadError(f"{reference} gives a {type(model).__name__}, not a torch.nn.Module: let it return the model")
+        raise LoadError(f"{reference} gives {a_kind(model)}, not a torch.nn.Module: let it return the model")
     return model
 
 
@@ -124,7 +150,7 @@ def load_example(reference: Reference) -> tuple[tuple[Any, ...], dict[str, Any]]
         LoadError: it returns anything else.
     """
     found = reference.get()
-    example = found() if callable(found) else found
+    example = reference.call(found) if callable(found) else found
     if isinstance(example, dict):
         return (), example
     if isinstance(example, tuple):
@@ -132,9 +158,18 @@ def load_example(reference: Reference) -> tuple[tuple[Any, ...], dict[str, Any]]
             return example
         return example, {}
     raise LoadError(
-        f"{reference} gives a {type(example).__name__}, and the arguments of a call are needed: "
+        f"{reference} gives {a_kind(example)}, and the arguments of a call are needed: "
         "return a tuple (of one argument: `return (x,)`), a dict of keyword arguments, or a tuple and a dict"
     )
+
+
+def _needed_by(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without which a function cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some that are not written in Python have no signature
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 @cache

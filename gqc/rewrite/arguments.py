@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ class ArgumentReader:
         self._dynamic = dynamic
         bound = _bound(model, args, kwargs)
         self._scope = Scope({name for name, *_ in bound})
-        self._constants = Scope({name for name, *_ in bound})
+        self._constants = Scope({name for name, *_ in bound} | {type(model).__name__})
         for i, (name, value, default) in enumerate(bound):
             if name in MODULE_NAMES | USED_BUILTINS:
                 raise RewriteError(f"argument {name} of forward would hide {name}, which the source uses: rename it")
@@ -86,8 +87,9 @@ class ArgumentReader:
     def _read(self, value: Any, source: str, name: str, argument: int) -> None:
         if isinstance(value, Tensor):
             self._tensor(value, source, name)
-        elif type(value) in (list, tuple):
-            length = [literal(source), source, type(value).__name__, str(len(value))]
+        elif type(value) in (list, tuple, torch.Size):
+            kind = "torch.Size" if isinstance(value, torch.Size) else type(value).__name__
+            length = [literal(source), source, kind, str(len(value))]
             self._check(lambda: statement("", Group("check_length(", length), 8))
             for i, item in enumerate(value):
                 self._read(item, f"{source}[{i}]", f"{name}_{i}", argument)
@@ -103,6 +105,11 @@ class ArgumentReader:
         elif (adapter := adapter_of(value)) is not None:
             self._graph(value, adapter, source, name)
         else:
+            if isinstance(value, Number):
+                raise RewriteError(
+                    f"argument {source}: a number of type {type(value).__qualname__} cannot be written "
+                    "down; pass one of Python, such as int(n)"
+                )
             raise RewriteError(
                 f"argument {source}: an object of type {type(value).__qualname__} cannot be written down; "
                 "pass tensors, graphs, numbers, and lists, tuples or dicts of these"

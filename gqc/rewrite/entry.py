@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gqc.capture import capture, read_call
-from gqc.compile import CompileState, check_policy, is_compiled, state_of
+from gqc.compile import CompileState, checked_policy, is_compiled, state_of
 from gqc.errors import CaptureError, InputError, RewriteError
-from gqc.given import arguments, copy_of
+from gqc.given import arguments, check_call, copy_of
 from gqc.policy import Policy
 from gqc.rewrite.module import module_source
-from gqc.runtime.rewritten import MODES
+from gqc.runtime.rewritten import MODES, is_rewritten
 from gqc.variant import Variant
 
 _WAYS = {mode: way for way, mode in MODES.items()}
@@ -56,10 +56,12 @@ def rewrite(
         PolicyError: an option is unknown, has an unknown value, or names a module that the model lacks or an unknown
             pass or primitive.
         ValueError: a mode is unknown.
-        TypeError: ``model`` is not a ``torch.nn.Module``, or the arguments are no tuple and dict.
+        TypeError: ``model`` is not a ``torch.nn.Module``, or the arguments are no tuple and dict or not its forward's.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"gqc.rewrite takes a torch.nn.Module, not {type(model).__name__}: put a function in a module")
+    if is_rewritten(model):
+        raise RewriteError(f"{type(model).__name__} has been rewritten already: rewrite the original")
     args, kwargs = arguments("gqc.rewrite", args, kwargs)
     modes = [modes] if isinstance(modes, str) else list(modes)
     unknown = [mode for mode in modes if mode not in _WAYS]
@@ -68,8 +70,8 @@ def rewrite(
     if is_compiled(model):
         state = state_of(model)
         model, policy = state.model, policy or state.policy
-    policy = Policy.of(policy, options)
-    check_policy(policy, model)
+    check_call("gqc.rewrite", model, args, kwargs)
+    policy = checked_policy(Policy.of(policy, options), model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise RewriteError(f"{name} has no shape before the first call of the model: call it once")

@@ -12,7 +12,8 @@ from gqc.capture.guards import ValueGuards
 from gqc.capture.islands import StructureIsland
 from gqc.capture.program import Program
 from gqc.errors import RewriteError
-from gqc.passes.nodes import aten
+from gqc.joint import BUFFER
+from gqc.passes.nodes import aten, is_updated
 from gqc.rewrite.calls import literal
 from gqc.rewrite.function import FunctionWriter, Given, RelationPart
 from gqc.rewrite.layout import Group, docstring, statement
@@ -120,6 +121,13 @@ class FormWriter:
 
     def _decisions(self, guards: ValueGuards, program: Program) -> None:
         """Checks of what Python decided in forward on values, computed again for the call."""
+        updated = self._updated_buffers()
+        for node in program.tensors:
+            if node.op == "get_attr" and str(node.target) in updated:
+                raise RewriteError(
+                    f"forward decides in Python on buffer '{node.target}', which it changes at each call "
+                    f"({'; '.join(guards.texts)}): leave the decision out (of a batch norm: give momentum a number)"
+                )
         doc = "What forward decides in Python, and sizes that depend on data."
         outputs = list(dict.fromkeys(node for nodes in guards.nodes for node in nodes))
         operands = [self._tensor(n.name) for n in program.tensors if n.op == "placeholder"]
@@ -136,6 +144,10 @@ class FormWriter:
                 self._check(_printed(expected.subs(named)))
             else:
                 self._decision(results[nodes[0]], expected, nodes[0], text)
+
+    def _updated_buffers(self) -> set[str]:
+        stages = [step for step in self._variant.steps if isinstance(step, CompiledStage)]
+        return {p.name for s in stages for p in s.joint.placeholders if p.kind == BUFFER and is_updated(p.node)}
 
     def _decision(self, name: str, expected: object, node: fx.Node, text: str) -> None:
         recorded = node.meta.get("custom", {}).get("gqc", {})

@@ -124,8 +124,9 @@ class ModuleWriter:
 
     def _imports(self, used: set[str]) -> list[str]:
         lines = ["from __future__ import annotations", ""]
-        if "Any" in used:
-            lines += ["from typing import Any", ""]
+        library = [("collections", "OrderedDict"), ("typing", "Any")]
+        plain = [line for module, name in library if name in used for line in _import(module, [name])]
+        lines += [*plain, ""] if plain else []
         lines.append("import torch")
         if "F" in used:
             lines.append("import torch.nn.functional as F")

@@ -11,7 +11,11 @@ from gqc.runtime import relation, rewritten
 PARTS = frozenset(name for name in vars(relation) if name.isupper())
 """Positions of the tensors of a relation."""
 
-MODULE_NAMES = frozenset({"torch", "aten", "ops", "nn", "F", "Tensor", "Any", "SEED"}) | PARTS | {*rewritten.__all__}
+MODULE_NAMES = (
+    frozenset({"torch", "aten", "ops", "nn", "F", "Tensor", "Any", "OrderedDict", "SEED"})
+    | PARTS
+    | {*rewritten.__all__}
+)
 """What a generated module imports or defines beside its functions."""
 
 USED_BUILTINS = frozenset({"bool", "dict", "float", "int", "list", "max", "min", "sum", "tuple"})

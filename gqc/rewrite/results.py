@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from gqc.rewrite.arguments import Arguments, column_source
 from gqc.rewrite.calls import literal
 from gqc.rewrite.layout import Group, Text, statement, tuple_of
 from gqc.rewrite.state import State
+from gqc.text import a_kind
 
 
 class ResultWriter:
@@ -88,9 +90,12 @@ def _structure(value: Any) -> Text:
         return Group("[", [_structure(x) for x in value], "]")
     if type(value) is dict:
         return Group("{", [f"{literal(k)}: {_structure(x)}" for k, x in value.items()], "}")
+    if type(value) is OrderedDict:
+        pairs = [tuple_of([literal(k), _structure(x)]) for k, x in value.items()]
+        return Group("OrderedDict(", [Group("[", pairs, "]")])
     if value is None:
         return "None"
-    raise RewriteError(
-        f"forward returns a {type(value).__qualname__}, which cannot be written down; return tensors, "
-        "or tuples, lists and dicts of them"
+    way_out = (
+        "return a plain tuple" if isinstance(value, tuple) else "return tensors, or tuples, lists and dicts of them"
     )
+    raise RewriteError(f"forward returns {a_kind(value)}, which cannot be written down; {way_out}")

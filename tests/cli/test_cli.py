@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from gqc.cli import main, self_test
+from gqc.cli.load import LoadError
 from gqc.runtime import native
 from gqc.runtime.cuda import origin
 from tests.ruff import ruff_complaints
@@ -43,6 +44,13 @@ def no_model():
 
 def broken():
     raise KeyError("nothing is here")
+
+def with_width(hidden):
+    return Net(nn.Linear(hidden, 5))
+
+class Uncaptured(nn.Module):
+    def forward(self, input):
+        return [input, object()]
 """
 
 
@@ -95,15 +103,18 @@ def test_rewrite_prints_without_output_and_finds_example_inputs(user: Path) -> N
         (["{user}:make_model", "--set", "bits=8", "--set", "bits=4"], 2, "bits is set twice"),
         (["{user}:make_model", "--set", "bits"], 2, "not of the form field=value"),
         (["{user}:make_model", "--mode", "test"], 2, "'test' is not one of"),
-        (["{user}:no_model"], 1, "gives a int, not a torch.nn.Module"),
+        (["{user}:no_model"], 1, "gives an int, not a torch.nn.Module"),
         (["{user}:make_model", "--example", "{user}:list_of_inputs"], 1, "gives a list, and the arguments of a call"),
-        (["{user}:broken"], 1, "KeyError: 'nothing is here'"),
+        (["{user}:broken"], 1, "{user}:broken raised KeyError: {user}:25: 'nothing is here'"),
+        (["{user}:make_model", "--example", "{user}:broken"], 1, "{user}:broken raised KeyError: {user}:25:"),
+        (["{user}:with_width"], 1, "{user}:with_width takes hidden: the function is called without arguments"),
+        (["{user}:make_model", "--set", "passes=[]"], 2, "passes are Python functions"),
     ],
 )
 def test_errors_are_one_line_with_an_exit_code(user: Path, arguments: list[str], code: int, message: str) -> None:
     result = run("rewrite", *(a.replace("{user}", str(user)) for a in arguments))
     assert result.exit_code == code, result.output
-    assert message in " ".join(result.output.split())
+    assert message.replace("{user}", str(user)) in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert isinstance(result.exception, SystemExit)
 
@@ -120,10 +131,18 @@ def test_inspect_writes_the_dump(user: Path, tmp_path: Path) -> None:
     assert run("inspect", f"{user}:broken", "-o", folder).exit_code == 1
 
 
+def test_inspect_says_once_why_there_is_nothing_to_dump(user: Path, tmp_path: Path) -> None:
+    result = run("inspect", f"{user}:Uncaptured", "-o", tmp_path / "dump")
+    assert result.exit_code == 1
+    assert result.output.count("returns an object of type object") == 1, result.output
+    assert "returns an object of type object" in (tmp_path / "dump" / "index.html").read_text()
+
+
 def test_traceback_is_shown_when_asked(user: Path) -> None:
     result = run("rewrite", f"{user}:broken", "--traceback")
     assert result.exit_code == 1
-    assert isinstance(result.exception, KeyError)
+    assert isinstance(result.exception, LoadError)
+    assert isinstance(result.exception.__cause__, KeyError)
 
 
 def test_python_m_gqc(user: Path) -> None:
@@ -139,7 +158,7 @@ def test_python_m_gqc(user: Path) -> None:
     assert call("frobnicate").returncode == 2
     broken = call("rewrite", f"{user}:broken")
     assert broken.returncode == 1
-    assert broken.stderr.startswith("Error: KeyError")
+    assert broken.stderr.startswith(f"Error: {user}:broken raised KeyError")
 
 
 def test_doctor_finds_this_machine_well() -> None:

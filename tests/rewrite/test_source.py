@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import subprocess
 import sys
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import dgl
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,6 +142,13 @@ def test_refuses_other_modes_and_types(sage: nn.Module) -> None:
         sage.double()(*call)
 
 
+def test_a_rewritten_model_needs_no_compiler(sage: nn.Module) -> None:
+    with pytest.raises(gqc.GqcError, match=r"SAGE was written down by gqc\.rewrite and runs quantized as it is"):
+        gqc.compile(sage)
+    with pytest.raises(gqc.RewriteError, match="SAGE has been rewritten already: rewrite the original"):
+        gqc.rewrite(sage, graph_and_features(1))
+
+
 def test_says_when_only_one_way_was_written_down(load: Load) -> None:
     source = gqc.rewrite(SAGE(), graph_and_features(1), modes=["train"])
     assert "not for     model.eval(), under torch.no_grad()" in source
@@ -211,11 +223,79 @@ class Caches(nn.Module):
         return self.cache
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Returns(nn.Module):
+    """Gives what a function makes of two results."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.lin, self.make = nn.Linear(16, 8), make
+
+    def forward(self, x: Tensor, *, size: Any = (50, 8), factor: float = 1.0) -> Any:
+        h = self.lin(x)
+        return self.make(h.view(size) * factor, h)
+
+
+def test_sizes_nan_and_ordered_results(load: Load, tmp_path: Path) -> None:
+    model, x = Returns(lambda a, b: OrderedDict(first=a, second=b)), torch.randn(50, 16)
+    given = {"size": torch.Size([25, 16]), "factor": math.nan}
+    source = gqc.rewrite(model, (x,), given, modes=["train"])
+    assert ruff_complaints(source, tmp_path) == ""
+    rewritten = load(source).Returns()
+    rewritten.load_state_dict(model.state_dict())
+    found, expected = rewritten(x, **given), gqc.compile(model)(x, **given)
+    assert type(found) is OrderedDict
+    assert list(found) == ["first", "second"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    for other in ({"size": (25, 16)}, {"size": torch.Size([50, 8])}, {"factor": 1.0}):
+        with pytest.raises(gqc.InputError, match="was rewritten for"):
+            rewritten(x, **given | other)
+
+
+class G(nn.Module):
+    """Named as the constant that describes its argument would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGE().conv1
+
+    def forward(self, g: Any, x: Tensor) -> Tensor:
+        return self.conv(g, x)
+
+
+def test_a_class_that_is_called_as_its_graph_is(load: Load) -> None:
+    graph, x = graph_and_features(1)
+    model = G()
+    rewritten = load(gqc.rewrite(model, (graph, x), modes=["train"])).G()
+    rewritten.load_state_dict(model.state_dict())
+    assert rewritten(graph, x).isfinite().all()
+
+
+def test_results_and_decisions_that_have_no_form() -> None:
+    x = torch.randn(50, 16)
+    for model, kwargs, message in (
+        (Returns(Pair), {}, "forward returns a Pair, which cannot be written down; return a plain tuple"),
+        (Returns(lambda a, b: a), {"factor": np.float32(2)}, "a number of type float32 .* pass one of Python"),
+        (
+            nn.BatchNorm1d(16, momentum=None),
+            {},
+            "on buffer 'num_batches_tracked', which it changes .* momentum a number",
+        ),
+    ):
+        with pytest.raises(gqc.RewriteError, match=message):
+            gqc.rewrite(model, (x,), kwargs, modes=["train"])
+
+
 def test_says_what_it_needs() -> None:
     x, model = torch.randn(50, 16), LargeConstant()
     for arguments, options, error, message in (
         ((x,), {}, TypeError, r"arguments of a call as a tuple, such as \(graph, x\), not a Tensor"),
         (((x,), [1]), {}, TypeError, "keyword arguments as a dict, not a list"),
+        (((x, x),), {}, TypeError, r"LargeConstant\.forward\(x: .*: too many positional arguments"),
         (((x,), {}, "int8"), {}, gqc.PolicyError, "policy='int8': expected a gqc.Policy"),
         (((x,),), {"keep": ["nope"]}, gqc.PolicyError, "has no module of this name"),
         (((x,),), {"bits": {"nope": 4}}, gqc.PolicyError, "has no module of this name"),
