@@ -51,7 +51,7 @@ class ErrorReport:
         for heading in ("node", "module", "half", "kind"):
             table.add_column(heading, overflow="fold")
         for heading in ("relative error", "cosine", "its own error"):
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", overflow="fold")
         for n in self.nodes:
             own = "" if n.own is None else f"{n.own:.2%}"
             row = (n.node, n.module or "(model)", n.half, _kind(n), f"{n.relative:.2%}", f"{n.cosine:.5f}", own)

@@ -47,8 +47,6 @@ def verify(joint: JointGraph, after: str, found: bool = True, before: Interface 
         joint.graph.lint()
     except RuntimeError as error:
         raise PassError(f"pass {after} left a malformed graph: {error}") from error
-    for wrong in before.wrong_in(joint) if before is not None else ():
-        raise PassError(f"pass {after} changed what the step takes or gives: {wrong}")
     for node in joint.graph.nodes:
         if node.op == "output":
             continue
@@ -58,6 +56,8 @@ def verify(joint: JointGraph, after: str, found: bool = True, before: Interface 
             fail(node, "a primitive without a mark")
         for wrong in (*_wrong_operands(node), *_wrong_rounding(node)):
             fail(node, wrong)
+    for wrong in before.wrong_in(joint) if before is not None else ():
+        raise PassError(f"pass {after} changed what the step takes or gives: {wrong}")
     for node in results_and_updates(joint):
         parameter = _quantized_parameter(joint, node)
         if parameter is not None:

@@ -64,6 +64,13 @@ def test_backward_counts_if_the_loss_trains():
     assert 0 < len(found.nodes) < found.suspects
 
 
+def test_nothing_is_suspect_where_nothing_is_quantized():
+    policy = gqc.Policy(skip=("quantize_operands",), min_size=0, keep_output_layer=False)
+    model, x = nn.Linear(64, 64), torch.randn(300, 64)
+    found = gqc.bisect(model, distance, (x, torch.randn(300, 64)), policy, progress=False)
+    assert (found.suspects, found.nodes) == (0, ())
+
+
 def test_no_gap():
     model, x = nn.Linear(64, 64), torch.randn(300, 64)
     found = gqc.bisect(model, lambda m, x: m(x).detach().mul(0).sum(), (x,), progress=False)

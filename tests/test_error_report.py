@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from same import nothing_lost
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,6 +73,23 @@ def test_gradients_are_named_and_worst_comes_first():
     assert errors == sorted(errors, reverse=True)
     assert all(n.cosine > 0.9 for n in report.nodes if n.parameter != "first.bias")  # whose gradient batch norm cancels
     assert "gradient of first.weight" in str(report)
+    narrow = Console(width=70, file=io.StringIO())
+    narrow.print(report)
+    assert "…" not in narrow.file.getvalue()
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_a_primitive_that_is_a_gradient_says_so():
+    report = gqc.error_report(gqc.compile(Product(), bits=32), torch.randn(400, 8))
+    assert "gemm, gradient of weight" in str(report)
 
 
 def test_without_quantization_nothing_differs():
