@@ -132,6 +132,7 @@ class Tracer(TorchFunctionMode):
     def placeholder(self, name: str, real: Tensor, axes: Sequence[int] | None = None) -> FakeTensor:
         """Add an argument; ``axes`` may change size between calls (see :func:`~gqc.capture.sizes.dynamic_axes`)."""
         node = self.graph.placeholder(name)
+        node.target = node.name  # which torch.fx has made unique
         axes = dynamic_axes(real) if axes is None else axes
         shape = [self.sizes.symbol(n, f"{name}_{d}") if d in axes else n for d, n in enumerate(real.shape)]
         fake = self._empty(shape, real)
