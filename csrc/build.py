@@ -10,10 +10,12 @@ case: without the file, NVRTC compiles them on the machine that runs them.
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import shlex
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +65,14 @@ def compiler() -> list[str]:
     return command
 
 
+def interface() -> int:
+    """Checksum of what Python gives to the kernels: a library with another one does not fit it."""
+    for node in ast.parse(Path("runtime/native.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SIGNATURES":
+            return zlib.crc32(repr(ast.literal_eval(node.value)).encode())
+    raise CompileError("runtime/native.py has no SIGNATURES")
+
+
 def added_flags() -> tuple[list[str], list[str]]:
     """What CXXFLAGS adds: options that change the code, and those for warnings."""
     flags = shlex.split(os.environ.get("CXXFLAGS", ""))
@@ -77,7 +87,7 @@ def cpu_units(cxx: list[str]) -> Iterator[Unit]:
         return Unit(source, OBJECTS / f"{name}.o", command, tuple(warnings))
 
     for source in sorted((SOURCES / "cpu").glob("*.cpp")):
-        yield unit(source, source.stem)
+        yield unit(source, source.stem, f"-DGQC_INTERFACE={interface()}u")
     for source in sorted((SOURCES / "cpu" / "kernels").glob("*.cpp")):
         for isa in isas():
             yield unit(source, f"{source.stem}.{isa}", f"-DGQC_ISA={isa}", *ISA_FLAGS[isa])

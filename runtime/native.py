@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -48,6 +49,7 @@ SIGNATURES = {
     "dropout_backward": "piipfp",
 }
 
+_INTERFACE = zlib.crc32(repr(SIGNATURES).encode())
 _functions: dict[str, Callable[..., bytes | None]] = {}
 _forced_isa: str | None = None
 
@@ -123,6 +125,9 @@ def _library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(library_path()))
     except OSError as error:
         raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
+    # With other arguments than it was built for, a kernel would write where it should not.
+    if not hasattr(library, "gqc_interface") or library.gqc_interface() & 0xFFFFFFFF != _INTERFACE:
+        raise KernelError(f"{library_path()} is older than the sources, or newer: {_BUILD}")
     library.gqc_isas.restype = ctypes.c_char_p
     return library
 

@@ -53,6 +53,12 @@ def test_a_library_without_a_kernel_says_how_to_build_it(monkeypatch: pytest.Mon
         native.run("not_there", None)
 
 
+def test_a_library_for_other_arguments_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_INTERFACE", 0)
+    with pytest.raises(KernelError, match=r"older than the sources, or newer: .*python setup\.py build_ext --inplace"):
+        native._library.__wrapped__()
+
+
 def test_every_declared_kernel_is_exported(isa: str) -> None:
     for name in native.SIGNATURES:
         assert native._bind(name)

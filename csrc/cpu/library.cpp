@@ -1,5 +1,11 @@
-// Which of the compiled instruction sets this processor and operating system can run.
+// What the library says of itself.
 
+// The arguments for which it was built (csrc/build.py).
+extern "C" __attribute__((visibility("default"))) unsigned gqc_interface() {
+    return GQC_INTERFACE;
+}
+
+// Which of the compiled instruction sets this processor and operating system can run.
 extern "C" __attribute__((visibility("default"))) const char* gqc_isas() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
