@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +21,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
-        config.option.seed = random.SystemRandom().randrange(2**32)
+        drawn = random.SystemRandom().randrange(2**32)
+        config.option.seed = getattr(config, "workerinput", {}).get("seed", drawn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give each process of pytest-xdist the seed that is printed."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random data: --seed {config.option.seed}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    if exitstatus and config.get_verbosity() < 0:  # -q leaves the header out
+        terminalreporter.write_line(pytest_report_header(config))
 
 
 @pytest.fixture(autouse=True)

@@ -118,7 +118,7 @@ __device__ __forceinline__ void sddmm_map(int op, bool is_int64, int64_t edges, 
 }
 
 #define GQC_SDDMM_MAP(name, A, B, V)                                                                                   \
-    GQC_GLOBAL(256)                                                                                                    \
+    GQC_GLOBAL(256, 3)                                                                                                 \
     name(int64_t op, int64_t is_int64, int64_t edges, const A* lhs, const void* lhs_rows, int64_t lhs_row_size,        \
          const int64_t* lhs_offsets, int64_t lhs_stride, const float* lhs_scale, int64_t lhs_step, const B* rhs,       \
          const void* rhs_rows, int64_t rhs_row_size, const int64_t* rhs_offsets, int64_t rhs_stride,                   \

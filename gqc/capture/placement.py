@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 
 def device_of_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """That of the first tensor argument, else parameter or buffer, that is not on the CPU; ``None`` for the CPU.
+    """That of the model, if it has a parameter or buffer, else of the first argument that is not on the CPU.
 
-    Runs at every call, so it looks at one tensor of the model only: its first.
+    Runs at every call, so it looks at one tensor of the model only: its first. ``None`` stands for the CPU.
     """
-    return _of_arguments((*args, *kwargs.values())) or _of_module(model)
+    state = _first_tensor(model)
+    if state is not None:
+        return None if state.is_cpu else state.device
+    return _of_arguments((*args, *kwargs.values()))
 
 
 def _of_arguments(values: Iterable[Any]) -> torch.device | None:
@@ -27,11 +30,6 @@ def _of_arguments(values: Iterable[Any]) -> torch.device | None:
             if found is not None:
                 return found
     return None
-
-
-def _of_module(model: nn.Module) -> torch.device | None:
-    first = _first_tensor(model)
-    return None if first is None or first.is_cpu else first.device
 
 
 def _first_tensor(module: nn.Module) -> Tensor | None:

@@ -145,8 +145,9 @@ def test_ops_refuse_tensors_of_two_devices() -> None:
 def test_device_of_call() -> None:
     on_cpu, on_meta = nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.Linear(2, 2, device=META)
     assert device_of_call(on_cpu, (torch.ones(1), {"a": [torch.ones(1)]}), {}) is None
-    assert device_of_call(on_cpu, (1, {"a": [torch.ones(1, device=META)]}), {}) == META
-    assert device_of_call(on_cpu, (), {"x": torch.ones(1, device=META)}) == META
+    assert device_of_call(on_cpu, (torch.ones(1, device=META),), {}) is None
+    assert device_of_call(nn.ReLU(), (1, {"a": [torch.ones(1, device=META)]}), {}) == META
+    assert device_of_call(nn.ReLU(), (torch.ones(1),), {"x": torch.ones(1, device=META)}) == META
     assert device_of_call(nn.Sequential(nn.ReLU(), on_meta), (), {}) == META
 
 

@@ -8,6 +8,7 @@ import torch
 from gqc.errors import KernelError
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference.spmm import spmm as reference
+from gqc.runtime.relation import SRC
 from tests.runtime.graph_cases import (
     BROADCASTS,
     GRAPHS,
@@ -67,7 +68,7 @@ def test_does_not_depend_on_threads_or_instruction_set(op: str) -> None:
 def test_nan_and_inf_reach_exactly_the_neighbours(backend: str, value: float) -> None:
     g = graph("random")
     u, e = features(g, "u", (20,)), features(g, "e", (20,))
-    u[3, 7] = value
+    u[g[SRC][0], 7] = value
     for op in ("copy_lhs", "add", "mul"):
         want = reference(g, op, u.double(), e.double())
         assert not want.isfinite().all()
