@@ -14,7 +14,7 @@ from gqc.errors import KernelError
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4 as reference
 from tests.runtime.backends import BACKENDS, on_backend
-from tests.runtime.graph_cases import BROADCASTS, GRAPHS, features, graph, large_graph, on_all_backends
+from tests.runtime.graph_cases import BROADCASTS, GRAPHS, assert_near, features, graph, large_graph, on_all_backends
 
 gqc = torch.ops.gqc
 FLOAT, BFLOAT = torch.float32, torch.bfloat16
@@ -195,7 +195,7 @@ def test_qspmm_equals_int8_bit_for_bit(backend: str, kind: str, shapes: tuple) -
     op = "copy_lhs" if e is None else "mul"
     got = gqc.qspmm_int4(g, op, u, scale, shape, e, FLOAT)
     assert_equal(got, gqc.qspmm(g, op, gqc.unpack_int4(u, shape), scale, e, None, FLOAT))
-    torch.testing.assert_close(got[0], reference.qspmm_int4(g, op, u, scale, shape, e, FLOAT)[0], rtol=2e-5, atol=2e-5)
+    assert_near(got[0], reference.qspmm_int4(g, op, u, scale, shape, e, FLOAT)[0])
 
 
 def test_graph_ops_do_not_depend_on_threads_or_instruction_set() -> None:
