@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
+from gqc.runtime.cuda.target import Argument, Kernel, Target, launch, strided_blocks
 
 _THREADS = 256
-_BLOCKS = 8  # of a multiprocessor, which fill it
 _DROPOUT = {False: Kernel("dropout_f32", "pipiifpp"), True: Kernel("dropout_bf16", "pipiifpp")}
 _DROPOUT_BACKWARD = {
     False: Kernel("dropout_backward_f32", "pipfp"),
@@ -27,7 +26,7 @@ def dropout(
 ) -> None:
     """Write what is kept of ``n`` elements and the mask, one bit each."""
     if n:
-        grid = _grid(target, n, 8)
+        grid = strided_blocks(target, n, 8 * _THREADS)
         launch(target, _DROPOUT[is_bf16], grid, _THREADS, x, n, seed, node, threshold, scale, out, mask)
 
 
@@ -36,12 +35,8 @@ def dropout_backward(
 ) -> None:
     """Write the gradient of :func:`dropout`."""
     if n:
-        grid = _grid(target, n, 8 if is_bf16 else 4)
+        grid = strided_blocks(target, n, (8 if is_bf16 else 4) * _THREADS)
         launch(target, _DROPOUT_BACKWARD[is_bf16], grid, _THREADS, grad, n, mask, scale, out)
-
-
-def _grid(target: Target, n: int, of_thread: int) -> int:
-    return min(blocks_for(n, of_thread * _THREADS), _BLOCKS * target.multiprocessors)
 
 
 LAUNCHERS = (dropout, dropout_backward)

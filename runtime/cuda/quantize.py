@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
+from gqc.runtime.cuda.target import Argument, Kernel, Target, launch, strided_blocks
 
 _THREADS = 256
-_BLOCKS = 8  # of a multiprocessor, which fill it
 _OF_THREAD = 8  # elements
 _TILE = 2048  # packed bytes that a block works on together, PackedTile::kBytes of csrc/cuda/int4.cuh
 
@@ -105,7 +104,7 @@ def _limit(bits: int) -> float:
 
 
 def _grid(target: Target, work: int, per_block: int) -> int:
-    return max(1, min(blocks_for(work, per_block), _BLOCKS * target.multiprocessors))
+    return max(1, strided_blocks(target, work, per_block))  # one writes the scale, also of no elements
 
 
 def _grid_of_tiles(target: Target, rows: int, width: int) -> int:

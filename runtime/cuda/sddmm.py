@@ -7,12 +7,11 @@ from math import gcd
 from typing import NamedTuple
 
 from gqc.errors import KernelError
-from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
+from gqc.runtime.cuda.target import Argument, Kernel, Target, launch, strided_blocks
 from gqc.runtime.ops.feature_layout import OP_CODES, FeatureLayout
 
 _THREADS = 256
 _WARPS = _THREADS // 32
-_BLOCKS_OF_A_MULTIPROCESSOR = 8
 _MOST_ELEMENTS = 2**31 - 1
 
 # Numbered as MapOp of csrc/cuda/sddmm_map.cu: the operation, and that with its operands swapped.
@@ -71,6 +70,7 @@ class _Operand(NamedTuple):
         return self.features.divisor % pack == 0 and (8 * gcd(row_bytes, self.data or 0)) % bits == 0
 
 
+@lru_cache(maxsize=1024)
 def _sides(layout: FeatureLayout) -> tuple[_Features, _Features]:
     native = layout.native
     if max(native.lhs_width, native.rhs_width, native.runs * native.length) > _MOST_ELEMENTS:
@@ -81,7 +81,6 @@ def _sides(layout: FeatureLayout) -> tuple[_Features, _Features]:
     )
 
 
-@lru_cache(maxsize=1024)
 def _features(width: int, step: int, offsets: tuple[int, ...]) -> _Features:
     stride = offsets[1] - offsets[0] if len(offsets) > 1 else 0
     regular = all(offset == run * stride for run, offset in enumerate(offsets))
@@ -156,7 +155,7 @@ def _launch(
     log_lanes = min(5, (chunks - 1).bit_length())
     log_slots = min(5 - log_lanes, (runs - 1).bit_length())
     edges_of_a_warp = (32 >> log_lanes >> log_slots) * at_once
-    blocks = min(blocks_for(edges, _WARPS * edges_of_a_warp), _BLOCKS_OF_A_MULTIPROCESSOR * target.multiprocessors)
+    blocks = strided_blocks(target, edges, _WARPS * edges_of_a_warp)
     kernel = Kernel(
         f"sddmm_{'dot' if is_dot else 'map'}_{first.type}_{second.type}_by_{pack}",
         _DOT_ARGUMENTS if is_dot else _MAP_ARGUMENTS,

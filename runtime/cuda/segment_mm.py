@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
+from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch, strided_blocks
 
 _THREADS = 256
 _WARP = 32
@@ -87,7 +87,7 @@ def segment_mm_bwd_b(
         *(starts.data_ptr(), tiles.data_ptr(), runs, tile_rows, inner, columns),
         *(a, grad, order, parts.data_ptr()),
     )
-    blocks = min(blocks_for(runs * inner * columns, _THREADS), 8 * target.multiprocessors)
+    blocks = strided_blocks(target, runs * inner * columns, _THREADS)
     launch(target, _SUM, blocks, _THREADS, tiles.data_ptr(), runs, inner * columns, parts.data_ptr(), out)
 
 

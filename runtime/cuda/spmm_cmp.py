@@ -6,7 +6,7 @@ import torch
 
 from gqc.runtime.cuda import rows as rows_of
 from gqc.runtime.cuda.rows import THREADS
-from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
+from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch, strided_blocks
 
 _VALUES = 4  # features of a lane
 _EVEN_THREADS = 256  # of a block that does the same work for every element
@@ -68,7 +68,17 @@ def spmm_cmp_bwd(
     """Route gradients to the winning edges."""
     _fill_zero(target, out, entries * width)
     if rows:
-        launch(target, _TO_EDGES, _blocks(target, rows * width), _EVEN_THREADS, rows, arg, grad, width, out)
+        launch(
+            target,
+            _TO_EDGES,
+            strided_blocks(target, rows * width, _EVEN_THREADS),
+            _EVEN_THREADS,
+            rows,
+            arg,
+            grad,
+            width,
+            out,
+        )
 
 
 def spmm_cmp_bwd_src(
@@ -85,16 +95,12 @@ def spmm_cmp_bwd_src(
     """Sum gradients at the sources of the winning edges, by atomic additions: in any order."""
     _fill_zero(target, out, sources * width)
     if rows:
-        grid = _blocks(target, rows * width)
+        grid = strided_blocks(target, rows * width, _EVEN_THREADS)
         launch(target, _TO_SOURCES, grid, _EVEN_THREADS, is_int64, rows, src, arg, grad, width, out)
 
 
 def _fill_zero(target: Target, out: Argument, count: int) -> None:
-    launch(target, _FILL_ZERO, _blocks(target, blocks_for(count, _VALUES)), _EVEN_THREADS, out, count)
-
-
-def _blocks(target: Target, work: int) -> int:
-    return min(blocks_for(work, _EVEN_THREADS), 8 * target.multiprocessors)
+    launch(target, _FILL_ZERO, strided_blocks(target, count, _VALUES * _EVEN_THREADS), _EVEN_THREADS, out, count)
 
 
 LAUNCHERS = (spmm_cmp, spmm_cmp_bwd, spmm_cmp_bwd_src)

@@ -90,3 +90,11 @@ def _typed(kernel: Kernel, position: int, value: Argument) -> Any:
 def blocks_for(work: int, per_block: int) -> int:
     """Blocks that share out ``work``, ``per_block`` each."""
     return -(-work // per_block)
+
+
+def strided_blocks(target: Target, work: int, per_block: int, most: int = 8) -> int:
+    """Blocks whose threads stride over ``work``: ``per_block`` each, but no more than ``most`` on a multiprocessor.
+
+    Eight blocks of 256 threads fill a multiprocessor.
+    """
+    return min(blocks_for(work, per_block), most * target.multiprocessors)

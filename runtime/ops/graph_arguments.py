@@ -131,8 +131,6 @@ def float32(x: Tensor) -> Tensor:
     """``x`` as the kernels read it: contiguous float32."""
     if x.dtype is torch.float32 and x.is_contiguous():
         return x
-    if x.dtype is torch.float32 and x.is_contiguous():
-        return x
     return x.to(torch.float32).contiguous()
 
 
