@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
+from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch, strided_blocks
 
 _THREADS = 256
 _BLOCKS_OF_A_MULTIPROCESSOR = 4
@@ -81,7 +81,7 @@ def _launch(
     if not room:
         return
     joined = target.empty((room, _FIELDS[name], heads), torch.float32)
-    blocks = min(room, _BLOCKS_OF_A_MULTIPROCESSOR * target.multiprocessors)
+    blocks = strided_blocks(target, room, 1, _BLOCKS_OF_A_MULTIPROCESSOR)
     kernel = Kernel(f"{name}_long_by_{pack}", f"{_ROWS}ip" + "p" * len(values))
     for stage in _STAGES if edges > 1 << log_part else _STAGES[:1]:
         launch(target, kernel, blocks, _THREADS, *shared, stage, joined.data_ptr(), *values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
+from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch, strided_blocks
 
 # As in csrc/cuda/gemm_tile.cuh.
 _CHUNK = 64  # contracted indices of a tile
@@ -69,7 +69,7 @@ def qgemm(
     right = _packed_right(target, (b, b_packed, trans_b), n, k, blocks_for(n, columns) * columns)
     copies = _in_pieces(a, a_packed, True, m, k)
     tiles = blocks_for(m, _TILE * 128 // columns) * blocks_for(n, columns)
-    grid = min(tiles, _BLOCKS * target.multiprocessors)
+    grid = strided_blocks(target, tiles, 1, _BLOCKS)
     kernel = _ROWS[columns, copies, is_bf16]
     launch(target, kernel, grid, 256, a, a_packed, right.data_ptr(), m, n, k, *finish)
 
