@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,13 @@ def run(on: Tensor, name: str, *arguments: Argument) -> None:
         from gqc.runtime.cuda import run as run_on_gpu  # not before a GPU is used: it needs the extra gqc[cuda]
 
         run_on_gpu(_emulator, on.device, name, *arguments)
+
+
+def clock(on: Tensor) -> Callable[[Callable[[], object]], float | None]:
+    """Measures the seconds of a call on the GPU that holds ``on``; gives ``None`` where that cannot be done now."""
+    from gqc.runtime.cuda import target_of
+
+    return target_of(_emulator, on.device).seconds
 
 
 def pointer(tensor: Tensor, dtype: torch.dtype) -> int:

@@ -31,6 +31,17 @@ def run(target: Target | None, device: torch.device, name: str, *arguments: Argu
     launcher = LAUNCHERS.get(name)
     if launcher is None:
         raise KernelError(f"gqc has no CUDA kernel {name!r} yet: move the tensors to the CPU")
-    if target is None and device.type != "cuda":
+    launcher(target_of(target, device), *arguments)
+
+
+def target_of(target: Target | None, device: torch.device) -> Target:
+    """A target that is given, by default a CUDA device.
+
+    Raises:
+        KernelError: if the device is none that gqc knows, or its kernels cannot be loaded.
+    """
+    if target is not None:
+        return target
+    if device.type != "cuda":
         raise KernelError(f"gqc has no kernels for {device}: move the tensors to the CPU or a CUDA device")
-    launcher(target or gpu(device), *arguments)
+    return gpu(device)

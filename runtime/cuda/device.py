@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,18 @@ class Gpu:
             # Waits for the copy, once: any stream may read it from here on.
             found = self._constants[values] = torch.tensor(values, dtype=torch.int64, device=self.device)
         return found
+
+    def seconds(self, run: Callable[[], object]) -> float | None:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.cuda.device(self.device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            run()  # its workspaces are made and the caches filled
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) / 1e3
 
     def _bind(self) -> None:
         """Make the device's context current in a thread that torch has not yet used it from: it is launched into."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -45,6 +45,9 @@ class Target(Protocol):
 
     def upload(self, values: tuple[int, ...]) -> Tensor:
         """An int64 tensor of constants, kept by the target so that each is copied once."""
+
+    def seconds(self, run: Callable[[], object]) -> float | None:
+        """Device time of a call on the current stream; ``None`` where it cannot be measured, as in a graph capture."""
 
 
 def launch(target: Target, kernel: Kernel, grid: int | tuple[int, ...], block: int, *arguments: Argument) -> None:

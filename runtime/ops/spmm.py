@@ -39,13 +39,22 @@ def _spmm(g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None) -> Tenso
     lhs, lhs_rows, rhs, rhs_rows = (e, eids, None, None) if u is None else (u, sources, e, eids)
     layout = layout_of(op, lhs, rhs)
     out = lhs.new_empty((num_dst(g), *layout.features))
-    if out.numel():
+
+    def one_kernel() -> Tensor:
         kernels.run(
             out,
             "spmm",
             *(OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()),
             *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout, out.data_ptr()),
         )
+        return out
+
+    if out.numel() and kernels.on_gpu(out):
+        from gqc.runtime.cuda.cusparse import fastest_spmm
+
+        out = fastest_spmm(g, op, u, e, one_kernel, kernels.clock(out))
+    elif out.numel():
+        one_kernel()
     return out if dtype is torch.float32 else out.to(dtype)
 
 

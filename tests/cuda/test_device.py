@@ -145,3 +145,30 @@ def test_without_cuda_core_the_extra_is_named(gpus: FakeGpus, monkeypatch: pytes
 def test_other_devices_have_no_kernels() -> None:
     with pytest.raises(KernelError, match="no kernels for meta: move the tensors to the CPU or a CUDA device"):
         run(None, torch.device("meta"), "absmax", 0, False, 1, 0)
+
+
+def test_seconds_are_those_of_the_second_run_and_not_measured_in_a_capture(
+    gpus: FakeGpus, fatbin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 5.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    gpu = gpus.make(1)
+    assert gpu.seconds(lambda: log.append(f"run on {gpus.index}")) == 5e-3
+    assert log == ["run on 1", "record", "run on 1", "record", "wait"]
+    gpus.capturing = True
+    assert gpu.seconds(lambda: log.append("run")) is None
+    assert len(log) == 5

@@ -86,6 +86,9 @@ class Emulator:
     def upload(self, values: tuple[int, ...]) -> Tensor:
         return self._constants.setdefault(values, torch.tensor(values, dtype=torch.int64))
 
+    def seconds(self, run: Callable[[], object]) -> float | None:
+        return None  # of an emulated kernel the time says nothing
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Launch kernels on CPU tensors inside the context (not thread-safe)."""
