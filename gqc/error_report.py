@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from gqc.capture import Call, StateChange
 from gqc.compile import state_of
 from gqc.errors import CaptureError, GqcError
+from gqc.generators import generators_kept
 from gqc.given import check_call
 from gqc.joint import SEED, TANGENT, Placeholder
 from gqc.node_error import GRADIENT, NodeError, node_errors
@@ -118,16 +119,14 @@ def measure_errors(
 
 
 @contextmanager
-def _undone(model: nn.Module, seed: Any) -> Iterator[None]:
-    """What the modules hold, the generator and the step of the seed are put back at the end."""
+def _undone(model: nn.Module, seed: SeedSource) -> Iterator[None]:
+    """What the modules hold, the generators and the steps of the seed are put back at the end."""
     held = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    generator, step = torch.get_rng_state(), seed.step
     try:
-        yield
+        with generators_kept(), seed.kept():
+            yield
     finally:
-        torch.set_rng_state(generator)
-        seed.step = step
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

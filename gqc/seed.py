@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -23,6 +26,17 @@ class SeedSource:
         self.seed = seed
         self.step = 0
         self._next: dict[torch.device, Tensor] = {}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Set the steps back at the end of the context."""
+        step, upcoming = self.step, {device: count.clone() for device, count in self._next.items()}
+        try:
+            yield
+        finally:
+            self.step = step
+            for device, count in self._next.items():
+                count[1] = upcoming[device][1] if device in upcoming else 0
 
     def __call__(self, device: torch.device) -> Tensor:
         if self.seed is None:

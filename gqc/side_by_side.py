@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gqc.generators import GeneratorStates
 from gqc.joint import JointGraph
 from gqc.passes.exact_form import EXACT_FORMS
 from gqc.passes.nodes import is_float, is_random, is_updated
@@ -70,14 +71,14 @@ def _both(value: Any, copied: bool) -> Values:
 
 def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     random = is_random(node)
-    generator = torch.get_rng_state() if random else None
+    generators = GeneratorStates.now() if random else None
     args, quantized = _run(node, node.target, lambda n: env[n].quantized)
     if node.target in QUANTIZE:
         unscaled = torch.ones(())
         return Values(quantized, (env[node.args[0]].exact, unscaled), (args[0], unscaled))  # type: ignore[index]
     form = EXACT_FORMS.get(node.target, node.target)  # type: ignore[arg-type]
-    if generator is not None:
-        torch.set_rng_state(generator)
+    if generators is not None:
+        generators.restore()
     _, exact = _run(node, form, lambda n: env[n].exact)
     if node.target is not operator.getitem and not any(map(_is_quantized, node.all_input_nodes)):
         return Values(quantized, exact, quantized)

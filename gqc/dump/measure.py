@@ -11,15 +11,14 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gqc.dump.source import identifier
 from gqc.execute import Executable
+from gqc.generators import GeneratorStates, generators_at
 from gqc.joint import TANGENT
 from gqc.node_error import OPERAND, node_errors
 from gqc.variant import CompiledStage, IslandStep
@@ -122,23 +121,23 @@ class _Kept:
     note: str
     found: Callable[[Measures], None]
     arguments: list[Any] = field(default_factory=list)
-    generator: Tensor | None = None
+    generators: GeneratorStates | None = None
 
     def keep(self, arguments: Sequence[Any]) -> None:
-        self.generator = torch.get_rng_state()
+        self.generators = GeneratorStates.now()
         try:
             self.arguments = [x.detach().clone() if isinstance(x, Tensor) else x for x in arguments]
         except Exception as error:
             self._give_up(error)
 
     def measure(self, tangents: Sequence[Any]) -> None:
-        if self.generator is None:  # measured before: a backward may run twice
+        if self.generators is None:  # measured before: a backward may run twice
             return
         given, gradients = iter(self.arguments), iter(tangents)
         placeholders = self.stage.joint.placeholders
         try:
             values = [next(gradients if p.kind == TANGENT else given) for p in placeholders]
-            with _generator_at(self.generator):
+            with generators_at(self.generators):
                 nodes = tuple(_measures(self.stage, values))
         except Exception as error:
             self._give_up(error)
@@ -150,19 +149,9 @@ class _Kept:
         self._done(Measures(f"Scales and errors could not be measured: {type(error).__name__}: {error}"))
 
     def _done(self, measures: Measures) -> None:
-        self.generator = None
+        self.generators = None
         self.arguments = []
         self.found(measures)
-
-
-@contextmanager
-def _generator_at(state: Tensor) -> Iterator[None]:
-    before = torch.get_rng_state()
-    torch.set_rng_state(state)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def _measures(stage: CompiledStage, values: list[Any]) -> Iterator[NodeMeasure]:
