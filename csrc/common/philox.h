@@ -31,13 +31,13 @@ constexpr int kBlocks = 16;        // blocks that one call computes
 
 // Words side by side, each in the low half of a 64-bit lane; the high halves hold rubbish, which no step reads.
 #if defined(__AVX512F__)
-constexpr int kLanes = 8;
+constexpr int kWords = 8;
 #elif defined(__AVX2__)
-constexpr int kLanes = 4;
+constexpr int kWords = 4;
 #else
-constexpr int kLanes = 2;
+constexpr int kWords = 2;
 #endif
-typedef uint64_t Words __attribute__((vector_size(kLanes * 8)));
+typedef uint64_t Words __attribute__((vector_size(kWords * 8)));
 
 // 64-bit products of the words with one factor.
 inline Words multiply(Words words, uint64_t factor) {
@@ -56,9 +56,9 @@ inline Words multiply(Words words, uint64_t factor) {
 // of output word i, which is the order of the halves in memory on a little-endian machine.
 inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kBlocks * kBlockElements]) {
     uint64_t block_pairs[kBlocks][2];
-    for (int group = 0; group < kBlocks; group += kLanes) {
+    for (int group = 0; group < kBlocks; group += kWords) {
         Words c0, c1, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
-        for (int lane = 0; lane < kLanes; ++lane) c0[lane] = first + static_cast<uint64_t>(group + lane);
+        for (int lane = 0; lane < kWords; ++lane) c0[lane] = first + static_cast<uint64_t>(group + lane);
         c1 = c0 >> 32;
         uint32_t key0 = stream.key[0], key1 = stream.key[1];
         for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -71,7 +71,7 @@ inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kB
             key1 += 0xBB67AE85u;
         }
         const Words words01 = (c0 & 0xffffffffu) | (c1 << 32), words23 = (c2 & 0xffffffffu) | (c3 << 32);
-        for (int lane = 0; lane < kLanes; ++lane) {
+        for (int lane = 0; lane < kWords; ++lane) {
             block_pairs[group + lane][0] = words01[lane];
             block_pairs[group + lane][1] = words23[lane];
         }

@@ -1,6 +1,5 @@
 // Symmetric quantization of a tensor to at most 8 bits with one scale (Tango, SC'23, section 3.1).
 
-#include <cmath>
 #include <cstring>
 
 #include "common/buffer.h"
@@ -8,51 +7,19 @@
 #include "common/kernel.h"
 #include "common/philox.h"
 #include "common/scalar.h"
+#include "cpu/rounding.h"
 
 namespace gqc::GQC_ISA {
 namespace {
 
-constexpr int64_t kChunk = kBlocks * kBlockElements;
-
-template <typename T>
-float absmax(int64_t threads, const T* x, int64_t n) {
-    uint32_t largest = 0;
-#pragma omp parallel for simd reduction(max : largest) num_threads(team(threads, n)) schedule(static)
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t m = magnitude(load(x[i]));
-        largest = m > largest ? m : largest;
-    }
-    return float_of(largest);
-}
-
-// clamp(floor(x * inverse + r), -limit, limit); clamping first keeps the conversion to int in range.
-inline int8_t rounded(float x, float inverse, float limit, float r) {
-    float y = x * inverse + r;
-    y = y > -limit ? y : -limit;
-    y = y < limit ? y : limit;
-    const int32_t truncated = static_cast<int32_t>(y);
-    return static_cast<int8_t>(truncated - (static_cast<float>(truncated) > y));
-}
-
-// q[i] = rounded x[first + i]; first is a multiple of kBlockElements.
-template <bool stochastic, typename T>
-void quantize_chunk(const Philox& stream, const T* x, int64_t first, int64_t count, float inverse, float limit,
-                    int8_t* q) {
-    alignas(64) uint16_t random[kChunk];
-    if (stochastic) random_bits(stream, static_cast<uint64_t>(first / kBlockElements), random);
-    for (int64_t i = 0; i < count; ++i) {
-        const float r = stochastic ? static_cast<float>(random[i]) * (1.0f / 65536.0f) : 0.5f;
-        q[i] = rounded(load(x[first + i]), inverse, limit, r);
-    }
-}
-
 template <bool stochastic, typename T>
 void quantize(int64_t threads, const T* x, int64_t n, float inverse, float limit, const Philox& stream, int8_t* q) {
-    const int64_t whole = n / kChunk;
+    const int64_t whole = n / kRoundedChunk;
 #pragma omp parallel for num_threads(team(threads, n)) schedule(static)
     for (int64_t c = 0; c < whole; ++c)
-        quantize_chunk<stochastic>(stream, x, c * kChunk, kChunk, inverse, limit, q + c * kChunk);
-    quantize_chunk<stochastic>(stream, x, whole * kChunk, n - whole * kChunk, inverse, limit, q + whole * kChunk);
+        quantize_chunk<stochastic>(stream, x, c * kRoundedChunk, kRoundedChunk, inverse, limit, q + c * kRoundedChunk);
+    quantize_chunk<stochastic>(stream, x, whole * kRoundedChunk, n - whole * kRoundedChunk, inverse, limit,
+                               q + whole * kRoundedChunk);
 }
 
 // Rows of about kPackedElements elements at a time, so that what lies between rounding and packing stays in L1.
@@ -65,7 +32,7 @@ Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, fl
     bool ok = true;
 #pragma omp parallel num_threads(team(threads, rows* width)) reduction(&& : ok)
     {
-        const Buffer<int8_t> q(step * width + 2 * kChunk);
+        const Buffer<int8_t> q(step * width + 2 * kRoundedChunk);
         ok = q.ok();
 #pragma omp for schedule(static)
         for (int64_t r0 = 0; r0 < rows; r0 += step) {
@@ -73,28 +40,13 @@ Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, fl
             const int64_t r1 = r0 + step < rows ? r0 + step : rows;
             // The random bits of a block belong to its 8 elements, so rounding starts where a block does.
             const int64_t first = r0 * width / kBlockElements * kBlockElements, last = r1 * width;
-            for (int64_t at = first; at < last; at += kChunk)
-                quantize_chunk<stochastic>(stream, x, at, last - at < kChunk ? last - at : kChunk, inverse, limit,
-                                           &q[at - first]);
+            for (int64_t at = first; at < last; at += kRoundedChunk)
+                quantize_chunk<stochastic>(stream, x, at, last - at < kRoundedChunk ? last - at : kRoundedChunk,
+                                           inverse, limit, &q[at - first]);
             for (int64_t r = r0; r < r1; ++r) pack_int4(&q[r * width - first], width, packed + r * int4_bytes(width));
         }
     }
     return ok ? nullptr : kOutOfMemory;
-}
-
-// The factor of a tensor whose largest magnitude is `absmax`; 0 where every q is 0.
-float inverse_scale(float absmax, float limit, float* scale) {
-    const float inverse = limit / absmax;
-    if (!is_finite(absmax)) {
-        *scale = NAN;
-        return 0;
-    }
-    if (!is_finite(inverse)) {  // all zero, or so small that its scale has no reciprocal
-        *scale = 0;
-        return 0;
-    }
-    *scale = absmax / limit;
-    return inverse;
 }
 
 template <typename T>

@@ -1,0 +1,61 @@
+// The steps of symmetric quantization with one scale a tensor (Tango, SC'23, section 3.1).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/philox.h"
+#include "common/scalar.h"
+
+namespace gqc::GQC_ISA {
+
+constexpr int64_t kRoundedChunk = kBlocks * kBlockElements;
+
+template <typename T>
+inline float absmax(int64_t threads, const T* x, int64_t n) {
+    uint32_t largest = 0;
+#pragma omp parallel for simd reduction(max : largest) num_threads(team(threads, n)) schedule(static)
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t m = magnitude(load(x[i]));
+        largest = m > largest ? m : largest;
+    }
+    return float_of(largest);
+}
+
+// clamp(floor(x * inverse + r), -limit, limit); clamping first keeps the conversion to int in range.
+inline int8_t rounded(float x, float inverse, float limit, float r) {
+    float y = x * inverse + r;
+    y = y > -limit ? y : -limit;
+    y = y < limit ? y : limit;
+    const int32_t truncated = static_cast<int32_t>(y);
+    return static_cast<int8_t>(truncated - (static_cast<float>(truncated) > y));
+}
+
+// q[i] = rounded x[first + i]; first is a multiple of kBlockElements.
+template <bool stochastic, typename T>
+inline void quantize_chunk(const Philox& stream, const T* x, int64_t first, int64_t count, float inverse, float limit,
+                           int8_t* q) {
+    alignas(64) uint16_t random[kRoundedChunk];
+    if (stochastic) random_bits(stream, static_cast<uint64_t>(first / kBlockElements), random);
+    for (int64_t i = 0; i < count; ++i) {
+        const float r = stochastic ? static_cast<float>(random[i]) * (1.0f / 65536.0f) : 0.5f;
+        q[i] = rounded(load(x[first + i]), inverse, limit, r);
+    }
+}
+
+// The factor of a tensor whose largest magnitude is `absmax`; 0 where every q is 0.
+inline float inverse_scale(float absmax, float limit, float* scale) {
+    const float inverse = limit / absmax;
+    if (!is_finite(absmax)) {
+        *scale = NAN;
+        return 0;
+    }
+    if (!is_finite(inverse)) {  // all zero, or so small that its scale has no reciprocal
+        *scale = 0;
+        return 0;
+    }
+    *scale = absmax / limit;
+    return inverse;
+}
+
+}  // namespace gqc::GQC_ISA
