@@ -184,7 +184,7 @@ def test_numbers_that_are_not_finite_are_text(tmp_path):
     assert nodes(tmp_path)["input_0_quantized"]["scale"] == "nan"
 
 
-@pytest.mark.parametrize("place", ["gqc.dump.measure.node_errors", "gqc.dump.measure._generator_at"])
+@pytest.mark.parametrize("place", ["gqc.dump.measure.node_errors", "gqc.dump.measure.generators_at"])
 @pytest.mark.filterwarnings("error::gqc.DumpWarning")
 def test_a_measurement_that_fails_is_told(place, tmp_path, monkeypatch):
     def fail(*_):
