@@ -6,12 +6,24 @@
 struct bfloat16 {
     uint16_t bits;
 };
+struct float16 {
+    uint16_t bits;
+};
 
 __device__ __forceinline__ float to_float(float x) {
     return x;
 }
 __device__ __forceinline__ float to_float(bfloat16 x) {
     return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+__device__ __forceinline__ float to_float(float16 x) {
+#ifdef GQC_EMULATED
+    return emu::float_of_half(x.bits);
+#else
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+    return value;
+#endif
 }
 
 // To nearest, ties to even, as torch does; a NaN stays a NaN.
@@ -27,6 +39,36 @@ __device__ __forceinline__ bfloat16 from_float<bfloat16>(float x) {
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded)};
 }
+template <>
+__device__ __forceinline__ float16 from_float<float16>(float x) {
+#ifdef GQC_EMULATED
+    return {emu::half_of_float(x)};
+#else
+    float16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(x));
+    return half;
+#endif
+}
+
+// Two neighbours, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pair_from_floats(float first, float second) {
+    return from_float<T>(first).bits | static_cast<uint32_t>(from_float<T>(second).bits) << 16;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // in one instruction
+template <>
+__device__ __forceinline__ uint32_t pair_from_floats<bfloat16>(float first, float second) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+template <>
+__device__ __forceinline__ uint32_t pair_from_floats<float16>(float first, float second) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+#endif
 
 // Magnitudes compare as integers, and so that Inf and NaN win over every finite number.
 __device__ __forceinline__ uint32_t magnitude(float x) {

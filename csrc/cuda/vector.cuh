@@ -24,6 +24,15 @@ __device__ __forceinline__ void unpack_bf16(uint4 words, float (&x)[kEight]) {
     }
 }
 
+__device__ __forceinline__ void unpack_f16(uint4 words, float (&x)[kEight]) {
+    const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        x[2 * i] = to_float(float16{static_cast<uint16_t>(pairs[i])});
+        x[2 * i + 1] = to_float(float16{static_cast<uint16_t>(pairs[i] >> 16)});
+    }
+}
+
 __device__ __forceinline__ void load_vectors(const float* from, float (&x)[kEight]) {
     const float4 low = global_load<float4>(from), high = global_load<float4>(from + 4);
     x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
@@ -31,6 +40,9 @@ __device__ __forceinline__ void load_vectors(const float* from, float (&x)[kEigh
 }
 __device__ __forceinline__ void load_vectors(const bfloat16* from, float (&x)[kEight]) {
     unpack_bf16(global_load<uint4>(from), x);
+}
+__device__ __forceinline__ void load_vectors(const float16* from, float (&x)[kEight]) {
+    unpack_f16(global_load<uint4>(from), x);
 }
 
 // x = `count` elements from `from` on, then zeros; vectors: `from` is on a 16-byte boundary.
@@ -45,21 +57,18 @@ __device__ __forceinline__ void load_eight(const T* from, int count, bool vector
 __device__ __forceinline__ void store_vector(float* to, const float (&x)[4]) {
     global_store<float4>(to, make_float4(x[0], x[1], x[2], x[3]));
 }
-__device__ __forceinline__ void store_vector(bfloat16* to, const float (&x)[kEight]) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t high = from_float<bfloat16>(x[2 * i + 1]).bits;
-        pairs[i] = from_float<bfloat16>(x[2 * i]).bits | high << 16;
-    }
-    global_store<uint4>(to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+template <typename T>
+__device__ __forceinline__ void store_vector(T* to, const float (&x)[kEight]) {
+    global_store<uint4>(to, make_uint4(pair_from_floats<T>(x[0], x[1]), pair_from_floats<T>(x[2], x[3]),
+                                       pair_from_floats<T>(x[4], x[5]), pair_from_floats<T>(x[6], x[7])));
 }
 
 __device__ __forceinline__ void store_vectors(float* to, const float (&x)[kEight]) {
     global_store<float4>(to, make_float4(x[0], x[1], x[2], x[3]));
     global_store<float4>(to + 4, make_float4(x[4], x[5], x[6], x[7]));
 }
-__device__ __forceinline__ void store_vectors(bfloat16* to, const float (&x)[kEight]) {
+template <typename T>
+__device__ __forceinline__ void store_vectors(T* to, const float (&x)[kEight]) {
     store_vector(to, x);
 }
 

@@ -25,6 +25,24 @@ Int to_int(float x) {
     return static_cast<Int>(x);
 }
 
+// IEEE 754 binary16, and to the nearest of it, ties to even; a NaN becomes the GPU's.
+inline float float_of_half(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float magnitude =
+        std::ldexp(static_cast<float>(exponent ? 1024 + fraction : fraction), (exponent ? exponent : 1) - 25);
+    if (exponent == 31) magnitude = fraction ? std::numeric_limits<float>::quiet_NaN() : INFINITY;
+    return bits & 0x8000 ? -magnitude : magnitude;
+}
+inline uint16_t half_of_float(float x) {
+    if (std::isnan(x)) return 0x7fff;
+    const int sign = std::signbit(x) ? 0x8000 : 0;
+    const double magnitude = std::fabs(static_cast<double>(x));
+    if (magnitude >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
+    const int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
+    return static_cast<uint16_t>(
+        sign | (static_cast<int>(std::nearbyint(std::ldexp(magnitude, 10 - exponent))) + ((exponent + 14) << 10)));
+}
+
 }  // namespace emu
 
 inline int __float_as_int(float x) {

@@ -94,6 +94,18 @@ def test_a_sum_is_rounded_down(target: emulator.Emulator) -> None:
     assert torch.equal(out - y, x.floor())
 
 
+def test_halves_are_those_of_torch(target: emulator.Emulator) -> None:
+    """All of them, the middles between neighbours and what is beside those, and numbers too large or no numbers."""
+    every = torch.arange(-(2**15), 2**15).to(torch.int16)[::3].view(torch.float16).float()
+    middles = (every + (every.half().view(torch.int16) ^ 1).view(torch.float16).float()) / 2
+    beside = [torch.nextafter(middles, torch.full_like(middles, side)) for side in (-math.inf, math.inf)]
+    x = torch.cat([every, middles, *beside, torch.tensor([65519.0, 65520.0, -65520.0, 1e30, 1e-30, -(2.0**-25)])])
+    out, back = torch.empty(len(x), dtype=torch.float16), torch.empty(len(x))
+    run(target, "halves", 4, 32, x, len(x), out, back)
+    torch.testing.assert_close(out, x.half(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(back, x.half().float(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_atomics_of_many_blocks(target: emulator.Emulator) -> None:
     x = torch.randint(1, 1000, (256,), dtype=torch.int32)
     out = torch.tensor([0, 0, 5000, 0, 0, 0], dtype=torch.int32)

@@ -1,6 +1,6 @@
 // CUDA's functions on the values of one warp, for tests/emu/test_intrinsics.py.
 
-#include "cuda/device.cuh"
+#include "cuda/scalar.cuh"
 
 // out: 32 results of each form, of the lanes' numbers.
 GQC_GLOBAL(32) shuffles(float* out) {
@@ -58,6 +58,16 @@ GQC_GLOBAL(32) rounded_down(const float* x, const float* y, float* out) {
     out[i] = __fadd_rd(x[i], y[i]);
 }
 GQC_EXPORT(rounded_down)
+
+// out = x as the nearest half; back = that as a float.
+GQC_GLOBAL(32) halves(const float* x, int64_t n, uint16_t* out, float* back) {
+    for (int64_t i = grid_thread(); i < n; i += grid_threads()) {
+        const float16 half = from_float<float16>(x[i]);
+        out[i] = half.bits;
+        back[i] = to_float(half);
+    }
+}
+GQC_EXPORT(halves)
 
 // out: sum, maximum, minimum, or, exclusive or; then a sum by compare and swap.
 GQC_GLOBAL(64) atomics(const int* x, int* out) {
