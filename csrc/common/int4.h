@@ -17,19 +17,6 @@ inline int8_t high_int4(uint8_t pair) {
     return static_cast<int8_t>(static_cast<int8_t>(pair) >> 4);
 }
 
-// A byte of a packed row, and a pointer to an element of one, which only half a byte may be.
-struct Int4 {
-    uint8_t pair;
-};
-
-struct Int4Pointer {
-    const Int4* row;
-    int64_t at;
-
-    Int4Pointer operator+(int64_t n) const { return {row, at + n}; }
-    int8_t operator*() const { return at % 2 ? high_int4(row[at / 2].pair) : low_int4(row[at / 2].pair); }
-};
-
 // out[i] = encode(element i) of a packed row.
 template <typename T, T (*encode)(int8_t)>
 inline void unpack_int4(const uint8_t* __restrict from, int64_t width, T* __restrict out) {

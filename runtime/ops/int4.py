@@ -83,10 +83,13 @@ def unpacked_like(packed: Tensor, features: Sequence[int | torch.SymInt]) -> Ten
     return packed.new_empty((packed.shape[0], *features), dtype=torch.int8)
 
 
-def packed_or_float32(
+def graph_operand(
     op: str, x: Tensor, scale: Tensor | None, features: Sequence[int] | None
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """An operand of a graph op as the kernels read it, packed where it has a scale, and its features.
+    """An operand of a graph op as the kernels read it, and its features.
+
+    One with a scale stays packed for the CUDA kernels. Those of the CPU read int8: taking values apart at every edge
+    costs them more than a pass over the rows.
 
     Raises:
         KernelError: if it does not hold packed ``features``, or has a scale or features alone.
@@ -97,7 +100,7 @@ def packed_or_float32(
         check_floats(op, x)
         return float32(x), tuple(x.shape[1:])
     check_packed(op, x, features)
-    return x.contiguous(), tuple(features)
+    return x.contiguous() if kernels.on_gpu(x) else unpack(x.contiguous(), features), tuple(features)
 
 
 define(

@@ -18,7 +18,7 @@ from gqc.runtime.ops.graph_arguments import (
     is_int64,
     quantized_or_float32,
 )
-from gqc.runtime.ops.int4 import packed_or_float32, unpacked_like
+from gqc.runtime.ops.int4 import graph_operand, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.relation import num_edges
 
@@ -100,12 +100,13 @@ def _qsddmm_int4(
     check_operands("qsddmm_int4", op, g, (lhs, lhs_target), (rhs, rhs_target))
     check_output("qsddmm_int4", dtype)
     refuse_gradient("qsddmm_int4", lhs, rhs)
-    lhs, lhs_shape = packed_or_float32("qsddmm_int4", lhs, lhs_scale, lhs_features)
-    rhs, rhs_shape = packed_or_float32("qsddmm_int4", rhs, rhs_scale, rhs_features)
+    lhs, lhs_shape = graph_operand("qsddmm_int4", lhs, lhs_scale, lhs_features)
+    rhs, rhs_shape = graph_operand("qsddmm_int4", rhs, rhs_scale, rhs_features)
     if lhs_scale is None and rhs_scale is None:
         raise KernelError("gqc.qsddmm_int4: no operand has a scale: use the full-precision op instead")
     layout = layout_of_features(op, lhs_shape, rhs_shape)
-    return _edges(g, layout, (lhs, lhs_scale, lhs_target), (rhs, rhs_scale, rhs_target), packed=True).to(dtype)
+    ends = (lhs, lhs_scale, lhs_target), (rhs, rhs_scale, rhs_target)
+    return _edges(g, layout, *ends, packed=kernels.on_gpu(lhs)).to(dtype)
 
 
 def _int4_fake(

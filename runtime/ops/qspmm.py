@@ -19,7 +19,7 @@ from gqc.runtime.ops.graph_arguments import (
     operands,
     quantized_or_float32,
 )
-from gqc.runtime.ops.int4 import packed_or_float32, unpacked_like
+from gqc.runtime.ops.int4 import graph_operand, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.spmm_cmp import best_rows
 from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst, num_edges
@@ -120,12 +120,12 @@ def _qspmm_int4(
     check_operands("qspmm_int4", op, g, (u, "u"), (e, "e"))
     check_output("qspmm_int4", dtype)
     refuse_gradient("qspmm_int4", u, e)
-    u, features = packed_or_float32("qspmm_int4", u, u_scale, u_features)
+    u, features = graph_operand("qspmm_int4", u, u_scale, u_features)
     if e is not None:
-        e, edge_features = packed_or_float32("qspmm_int4", e, None, None)
+        e, edge_features = graph_operand("qspmm_int4", e, None, None)
     layout = layout_of_features(op, features, features if e is None else edge_features)
     lhs, rhs = (u, g[CSC_INDICES].data_ptr(), u_scale), (e, g[CSC_EIDS].data_ptr(), None)
-    return _sum(g, op, layout, lhs, rhs, dtype, packed=True)
+    return _sum(g, op, layout, lhs, rhs, dtype, packed=kernels.on_gpu(u))
 
 
 def _qspmm_int4_fake(

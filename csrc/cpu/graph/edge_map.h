@@ -16,13 +16,13 @@ struct EdgeOperand {
     float scale;
 
     EdgeOperand negated() const { return {data, rows, -scale}; }
-    auto row(int64_t i, int64_t width) const { return row_of(data, rows ? static_cast<int64_t>(rows[i]) : i, width); }
+    const T* row(int64_t i, int64_t width) const { return data + (rows ? static_cast<int64_t>(rows[i]) : i) * width; }
 
     // Fetches the start of a row into the cache; the processor itself notices that a long one goes on. Inlined by
     // force: GCC drops a call that does nothing else as pure.
     __attribute__((always_inline)) void prefetch(int64_t i, int64_t width) const {
-        const char* const start = static_cast<const char*>(address_of(row(i, width)));
-        const int64_t bytes = row_bytes<T>(width);
+        const char* const start = reinterpret_cast<const char*>(row(i, width));
+        const int64_t bytes = width * static_cast<int64_t>(sizeof(T));
 #pragma GCC unroll 1
         for (int64_t offset = 0; offset < (bytes < 512 ? bytes : 512); offset += 64) __builtin_prefetch(start + offset);
     }
@@ -79,8 +79,8 @@ struct EdgeMap {
                     self.lhs.prefetch(i + kAhead, lhs_width);
                     if (Op::kReadsRhs) self.rhs.prefetch(i + kAhead, rhs_width);
                 }
-                const auto a = self.lhs.row(i, lhs_width);
-                const auto b = self.template rhs_row<Op>(i, rhs_width);
+                const A* const a = self.lhs.row(i, lhs_width);
+                const B* const b = Op::kReadsRhs ? self.rhs.row(i, rhs_width) : nullptr;
                 float* const row = self.out + i * width;
                 for (const Chunk* chunk = begin; chunk != end; ++chunk) {
                     auto x = fetch<float, lanes, StepA>(a + chunk->lhs) * lhs_scale;
@@ -94,14 +94,6 @@ struct EdgeMap {
     }
 
   private:
-    template <typename Op>
-    auto rhs_row(int64_t i, int64_t width) const {
-        if constexpr (Op::kReadsRhs)
-            return rhs.row(i, width);
-        else
-            return static_cast<const B*>(nullptr);
-    }
-
     // Edges that prefetch the rows of the one kAhead later; rows of a few elements are not worth it.
     int64_t num_prefetched() const {
         const int64_t widest = layout.lhs_width > layout.rhs_width ? layout.lhs_width : layout.rhs_width;
@@ -121,8 +113,8 @@ struct EdgeMap {
                 self.lhs.prefetch(i + kAhead, shape.lhs_width);
                 self.rhs.prefetch(i + kAhead, shape.rhs_width);
             }
-            const auto a = self.lhs.row(i, shape.lhs_width);
-            const auto b = self.rhs.row(i, shape.rhs_width);
+            const A* const a = self.lhs.row(i, shape.lhs_width);
+            const B* const b = self.rhs.row(i, shape.rhs_width);
             float* const row = self.out + i * shape.runs;
             for (int64_t r = 0; r < shape.runs; ++r) {
                 row[r] = scale * product<Lanes>(a + shape.lhs_offsets[r], b + shape.rhs_offsets[r], shape.length);
@@ -130,13 +122,11 @@ struct EdgeMap {
         }
     }
 
-    static constexpr bool kExact = kIsInteger<A> && kIsInteger<B>;
+    static constexpr bool kExact = std::is_same_v<A, int8_t> && std::is_same_v<B, int8_t>;
     using Sum = std::conditional_t<kExact, int32_t, float>;
-    using PointerA = decltype(row_of(static_cast<const A*>(nullptr), 0, 0));
-    using PointerB = decltype(row_of(static_cast<const B*>(nullptr), 0, 0));
 
     template <int Lanes>
-    static float product(PointerA a, PointerB b, int64_t length) {
+    static float product(const A* a, const B* b, int64_t length) {
         if constexpr (kExact) {
             if (length > kExactSums) return long_product<Lanes>(a, b, length);
         }
@@ -144,7 +134,7 @@ struct EdgeMap {
     }
 
     template <int Lanes>
-    static Sum short_product(PointerA a, PointerB b, int64_t length) {
+    static Sum short_product(const A* a, const B* b, int64_t length) {
         Vector<Sum, Lanes> sum{};
         int64_t i = 0;
         for (; i + Lanes <= length; i += Lanes) sum += fetch<Sum, Lanes, 1>(a + i) * fetch<Sum, Lanes, 1>(b + i);
@@ -154,7 +144,7 @@ struct EdgeMap {
     }
 
     template <int Lanes>
-    static float long_product(PointerA a, PointerB b, int64_t length) {
+    static float long_product(const A* a, const B* b, int64_t length) {
         int64_t total = 0;
         for (int64_t i = 0; i < length; i += kExactSums) {
             total += short_product<Lanes>(a + i, b + i, length - i < kExactSums ? length - i : kExactSums);

@@ -1,9 +1,6 @@
 // Threads over the rows of a CSR or CSC matrix, and the operands that its entries read.
 #pragma once
 
-#include <type_traits>
-
-#include "common/int4.h"
 #include "common/kernel.h"
 
 namespace gqc::GQC_ISA {
@@ -23,35 +20,8 @@ constexpr int64_t kAhead = 12;
 // Vectors of a row of T that share a cache line.
 template <typename T>
 constexpr int vectors_per_line(int lanes) {
-    const int size = std::is_same_v<T, Int4> ? (lanes + 1) / 2 : lanes * static_cast<int>(sizeof(T));
+    const int size = lanes * static_cast<int>(sizeof(T));
     return size < 64 ? 64 / size : 1;
-}
-
-template <typename T>
-constexpr bool kIsInteger = std::is_same_v<T, int8_t> || std::is_same_v<T, Int4>;
-
-template <typename T>
-inline int64_t row_bytes(int64_t width) {
-    return width * static_cast<int64_t>(sizeof(T));
-}
-template <>
-inline int64_t row_bytes<Int4>(int64_t width) {
-    return int4_bytes(width);
-}
-
-// The first element of a row of features, and the memory that an element stands in.
-template <typename T>
-inline const T* row_of(const T* data, int64_t row, int64_t width) {
-    return data + row * width;
-}
-inline Int4Pointer row_of(const Int4* data, int64_t row, int64_t width) {
-    return {data + row * int4_bytes(width), 0};
-}
-inline const void* address_of(const void* element) {
-    return element;
-}
-inline const void* address_of(Int4Pointer element) {
-    return element.row + element.at / 2;
 }
 
 // Features read by the entries of a matrix: entry p reads row rows[p] of data.
@@ -60,7 +30,7 @@ struct Operand {
     const T* data;
     const Index* rows;
 
-    auto row(int64_t p, int64_t width) const { return row_of(data, static_cast<int64_t>(rows[p]), width); }
+    const T* row(int64_t p, int64_t width) const { return data + static_cast<int64_t>(rows[p]) * width; }
 };
 
 // Calls body(Index()) with the index type of a relation.

@@ -12,7 +12,7 @@ namespace gqc::GQC_ISA {
 // int8 are added up in int32, others in float. Steps are those of FeatureLayout, known to the compiler.
 template <typename Op, typename A, int StepA, typename B, int StepB, typename Index>
 class SumRows {
-    static constexpr bool kExact = kIsInteger<A> && (!Op::kReadsRhs || kIsInteger<B>);
+    static constexpr bool kExact = std::is_same_v<A, int8_t> && (!Op::kReadsRhs || std::is_same_v<B, int8_t>);
     using Sum = std::conditional_t<kExact, int32_t, float>;
 
   public:
@@ -80,12 +80,12 @@ class SumRows {
         int64_t at_lhs[Tile], at_rhs[Tile];
         for (int k = 0; k < Tile; ++k) at_lhs[k] = chunk[k].lhs, at_rhs[k] = chunk[k].rhs;
         for (int64_t p = begin; p < end; ++p) {
-            const auto a = lhs_.row(p, layout_.lhs_width);
-            const auto ahead = lhs_.row(p + kAhead < last ? p + kAhead : last, layout_.lhs_width);
-            const auto b = rhs_row(p);
+            const A* const a = lhs_.row(p, layout_.lhs_width);
+            const A* const ahead = lhs_.row(p + kAhead < last ? p + kAhead : last, layout_.lhs_width);
+            const B* const b = Op::kReadsRhs ? rhs_.row(p, layout_.rhs_width) : nullptr;
 #pragma GCC unroll 8
             for (int k = 0; k < Tile; ++k) {
-                if (k % kVectorsPerLine == 0) __builtin_prefetch(address_of(ahead + at_lhs[k]));
+                if (k % kVectorsPerLine == 0) __builtin_prefetch(ahead + at_lhs[k]);
                 const Vector<Sum, Lanes> x = fetch<Sum, Lanes, StepA>(a + at_lhs[k]);
                 if constexpr (Op::kReadsRhs) {
                     sum[k] += Op::apply(x, fetch<Sum, Lanes, StepB>(b + at_rhs[k]));
@@ -94,13 +94,6 @@ class SumRows {
                 }
             }
         }
-    }
-
-    auto rhs_row(int64_t p) const {
-        if constexpr (Op::kReadsRhs)
-            return rhs_.row(p, layout_.rhs_width);
-        else
-            return static_cast<const B*>(nullptr);
     }
 
     template <int Lanes>

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "common/int4.h"
 #include "common/kernel.h"
 #include "common/scalar.h"
 
@@ -107,42 +106,7 @@ inline Vector<int32_t, Lanes> widen(const int8_t* p) {
     return out;
 }
 
-template <int Lanes>
-inline Vector<int32_t, Lanes> widen(Int4Pointer p) {
-    if constexpr (Lanes == 1) {
-        return *p;
-    } else {
-        // The 4 * Lanes bits from element p on, then each of them moved to the top of a lane and back.
-        const Int4* const first = p.row + p.at / 2;
-        uint64_t word = 0;
-        std::memcpy(&word, first, Lanes / 2);
-        if (p.at % 2) word = word >> 4 | static_cast<uint64_t>(first[Lanes / 2].pair) << (4 * Lanes - 4);
-        Vector<uint32_t, Lanes> bits, up;
-        if constexpr (Lanes <= 8) {
-            bits = broadcast<Lanes>(static_cast<uint32_t>(word));
-        } else {
-            const Vector<uint64_t, Lanes / 2> pairs = broadcast<Lanes / 2>(word);
-            std::memcpy(&bits, &pairs, sizeof bits);
-            Vector<int32_t, Lanes> half;
-            for (int i = 0; i < Lanes; ++i) half[i] = i / 8;
-            bits = __builtin_shuffle(bits, half);
-        }
-        for (int i = 0; i < Lanes; ++i) up[i] = static_cast<uint32_t>(28 - 4 * (i % 8));
-        return (Vector<int32_t, Lanes>)(bits << up) >> 28;
-    }
-}
-
 // Lanes elements from p as T (float or int32_t); a step of 0 repeats the first one.
-template <typename T, int Lanes, int Step>
-inline Vector<T, Lanes> fetch(Int4Pointer p) {
-    if constexpr (Step == 0) {
-        return broadcast<Lanes>(static_cast<T>(*p));
-    } else if constexpr (std::is_same_v<T, int32_t>) {
-        return widen<Lanes>(p);
-    } else {
-        return to_float<Lanes>(widen<Lanes>(p));
-    }
-}
 template <typename T, int Lanes, int Step, typename From>
 inline Vector<T, Lanes> fetch(const From* p) {
     if constexpr (Step == 0) {

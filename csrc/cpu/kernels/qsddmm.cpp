@@ -1,4 +1,4 @@
-// SDDMM on INT8 or packed 4-bit operands, dequantized as they are read.
+// SDDMM on INT8 operands, dequantized as they are read.
 
 #include "common/kernel.h"
 #include "cpu/graph/edge_map.h"
@@ -6,10 +6,9 @@
 namespace gqc::GQC_ISA {
 
 // As sddmm without kCopy; at least one operand is quantized: that has a pointer to its scale, a float operand has null.
-// Quantized operands are int8, or all of them packed.
 GQC_KERNEL(qsddmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t edges, const void* lhs, const void* lhs_rows,
                    const float* lhs_scale, const void* rhs, const void* rhs_rows, const float* rhs_scale,
-                   int64_t packed, const FeatureLayout* layout, float* out) {
+                   int64_t /*packed*/, const FeatureLayout* layout, float* out) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         const auto map = [&](auto a, auto b) {
@@ -24,11 +23,8 @@ GQC_KERNEL(qsddmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t edges,
                 out}
                 .run(op);
         };
-        const auto map_quantized = [&](auto quantized) {
-            if (!lhs_scale) return map(float(), quantized);
-            return rhs_scale ? map(quantized, quantized) : map(quantized, float());
-        };
-        return packed ? map_quantized(Int4()) : map_quantized(int8_t());
+        if (!lhs_scale) return map(float(), int8_t());
+        return rhs_scale ? map(int8_t(), int8_t()) : map(int8_t(), float());
     });
 }
 

@@ -1,5 +1,4 @@
-// SPMM on INT8 or packed 4-bit operands. The sum is over the quantized values, the scale comes once for each element of
-// the output.
+// SPMM on INT8 operands. The sum is over the quantized values, the scale comes once for each element of the output.
 
 #include "common/kernel.h"
 #include "cpu/graph/sum_rows.h"
@@ -7,13 +6,12 @@
 namespace gqc::GQC_ISA {
 namespace {
 
-// An operand with a scale is int8 or packed, one without is float.
+// An operand with a scale is int8, one without is float.
 template <typename Index>
 struct QuantizedOperand {
     const void* data;
     const Index* rows;
     const float* scale;
-    bool packed;
 
     bool is_float() const { return scale == nullptr; }
     float factor() const { return scale ? *scale : 1.0f; }
@@ -42,48 +40,40 @@ struct QuantizedSpmm {
     }
 
     Error run(int64_t op) const {
-        if (op == kCopy) return lhs.packed ? sum<Copy, Int4, float, 1>() : sum<Copy, int8_t, float, 1>();
+        if (op == kCopy) return sum<Copy, int8_t, float, 1>();
         if (op != kMul) return kUnknownOp;
-        if (!lhs.is_float() && !rhs.is_float()) return multiply_int8();
-        return lhs.packed || rhs.packed ? multiply_float<Int4>() : multiply_float<int8_t>();
+        // Operands commute: the first one is not the one that a run repeats and, where none is, not the float one.
+        if (layout.lhs_step == 0 || (layout.rhs_step == 1 && lhs.is_float()))
+            return swapped(layout.swapped()).multiply();
+        return multiply();
     }
 
-    Error multiply_int8() const {
-        if (layout.lhs_step == 0) return swapped(layout.swapped()).multiply_int8();
-        return layout.rhs_step == 0 ? sum<Mul, int8_t, int8_t, 0>() : sum<Mul, int8_t, int8_t, 1>();
-    }
-
-    // One operand is float.
-    template <typename Quantized>
-    Error multiply_float() const {
-        if (layout.lhs_step == 0) return swapped(layout.swapped()).template multiply_float<Quantized>();
-        if (layout.rhs_step == 0)
-            return lhs.is_float() ? sum<Mul, float, Quantized, 0>() : sum<Mul, Quantized, float, 0>();
-        if (lhs.is_float()) return swapped(layout.swapped()).template multiply_float<Quantized>();
-        return sum<Mul, Quantized, float, 1>();
+    Error multiply() const {
+        const bool repeats = layout.rhs_step == 0;
+        if (lhs.is_float()) return sum<Mul, float, int8_t, 0>();
+        if (rhs.is_float()) return repeats ? sum<Mul, int8_t, float, 0>() : sum<Mul, int8_t, float, 1>();
+        return repeats ? sum<Mul, int8_t, int8_t, 0>() : sum<Mul, int8_t, int8_t, 1>();
     }
 };
 
 }  // namespace
 
 // As spmm with the operations kCopy and kMul, of which at least one operand is quantized: that has a pointer to its
-// scale, a float operand has null. With `packed` the quantized one is packed and the other float. absmax: largest
-// magnitude in out, NaN if out holds NaN.
+// scale, a float operand has null. absmax: largest magnitude in out, NaN if out holds NaN.
 GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
                   const void* lhs, const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
-                  const float* rhs_scale, int64_t packed, const FeatureLayout* layout, float* out, float* absmax) {
+                  const float* rhs_scale, int64_t /*packed*/, const FeatureLayout* layout, float* out, float* absmax) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         int32_t largest = 0;
-        const Error error =
-            QuantizedSpmm<Index>{threads,
-                                 {static_cast<const Index*>(indptr), rows},
-                                 {lhs, static_cast<const Index*>(lhs_rows), lhs_scale, packed && lhs_scale},
-                                 {rhs, static_cast<const Index*>(rhs_rows), rhs_scale, packed && rhs_scale},
-                                 *layout,
-                                 out,
-                                 &largest}
-                .run(op);
+        const Error error = QuantizedSpmm<Index>{threads,
+                                                 {static_cast<const Index*>(indptr), rows},
+                                                 {lhs, static_cast<const Index*>(lhs_rows), lhs_scale},
+                                                 {rhs, static_cast<const Index*>(rhs_rows), rhs_scale},
+                                                 *layout,
+                                                 out,
+                                                 &largest}
+                                .run(op);
         *absmax = float_of(static_cast<uint32_t>(largest));
         return error;
     });
