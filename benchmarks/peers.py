@@ -1,67 +1,136 @@
-"""What competes in the benchmarks: the same model, data and optimizer, run in different ways."""
+"""What competes in the step benchmark: the same network, data and optimizer, run in different ways."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import gqc
+from benchmarks.models import dgl_net, prepared, pyg_edges, pyg_net
 from examples.datasets import NodeData
-from examples.models import Recipe
-from examples.training import step
 
 EAGER, INT8 = "DGL fp32", "gqc int8"
 
-Step = Callable[[], float]
+
+class Phases(NamedTuple):
+    """Seconds of the parts of a training step; the loss belongs to the forward."""
+
+    forward: float
+    backward: float
+    optimizer: float
 
 
-def training_steps(how: Recipe, data: NodeData, hidden: int | None, dropout: bool) -> dict[str, Step]:
-    """One full training step (forward, loss, backward, optimizer) of each contestant; :data:`EAGER` is the base.
+Step = Callable[[], Phases]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One benchmark.
+
+    Attributes:
+        name: a key of :data:`benchmarks.models.ARCHITECTURES`.
+        data: a graph as the data set has it.
+        hidden, layers: of the network.
+        dropout: probability between layers. Without (0), torch's drawing of masks, which can outweigh all the rest of a
+            step, plays no part.
+    """
+
+    name: str
+    data: NodeData
+    hidden: int = 128
+    layers: int = 3
+    dropout: float = 0.5
+
+
+def contestants(setting: Setting) -> dict[str, Callable[[], Step]]:
+    """What makes the training step of each contestant; :data:`EAGER` is the base."""
+    torch.manual_seed(0)
+    data = prepared(setting.name, setting.data)
+    arguments = (setting.name, data, setting.hidden, setting.layers, setting.dropout)
+    net = dgl_net(*arguments)
+
+    def dgl_step(make: Callable[[nn.Module], nn.Module], context: Context = nullcontext, **dtype: Any) -> Step:
+        return training_step(make(copy.deepcopy(net)), data.graph, data, context, **dtype)
+
+    found: dict[str, Callable[[], Step]] = {
+        EAGER: lambda: dgl_step(lambda m: m),
+        INT8: lambda: dgl_step(gqc.compile),
+        "gqc bits=32": lambda: dgl_step(lambda m: gqc.compile(m, bits=32)),
+        "gqc bf16": lambda: dgl_step(lambda m: gqc.compile(m.bfloat16(), bits=32), dtype=torch.bfloat16),
+        "DGL bf16": lambda: dgl_step(lambda m: m.bfloat16(), dtype=torch.bfloat16),
+        "DGL bf16 autocast": lambda: dgl_step(lambda m: m, _autocast),
+    }
+    if importlib.util.find_spec("torch_geometric"):
+
+        def pyg_step(make: Callable[[nn.Module], nn.Module], context: Context = nullcontext) -> Step:
+            return training_step(make(pyg_net(*arguments)), pyg_edges(setting.name, data), data, context)
+
+        found |= {
+            "PyG fp32": lambda: pyg_step(lambda m: m),
+            "PyG bf16 autocast": lambda: pyg_step(lambda m: m, _autocast),
+            "PyG + torch.compile": lambda: pyg_step(torch.compile),
+        }
+    return found
+
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+def training_step(
+    model: nn.Module,
+    graph: object,
+    data: NodeData,
+    context: Context = nullcontext,
+    dtype: torch.dtype = torch.float32,
+) -> Step:
+    """One full step of full-graph training: forward, loss, backward and Adam.
 
     Args:
-        data: as :meth:`Recipe.prepare` gives it.
-        hidden: width of the hidden layer, ``None`` for the recipe's.
-        dropout: False trains without, since torch's drawing of masks can outweigh all the rest of a step.
+        model: called with ``graph`` and the features.
+        context: entered for the forward and the loss.
+        dtype: of the features.
     """
-    model = how.model(data, hidden)
-    if not dropout:
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-    contestants: dict[str, nn.Module] = {
-        EAGER: model,
-        INT8: gqc.compile(copy.deepcopy(model)),
-        "gqc bits=32": gqc.compile(copy.deepcopy(model), bits=32),
-    }
-    steps = {name: _step(how, module, data) for name, module in contestants.items()}
-    steps["DGL bf16 autocast"] = _under_autocast(_step(how, copy.deepcopy(model), data))
-    if importlib.util.find_spec("torch_geometric"):
-        from benchmarks.pyg_models import pyg_peer
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    features, train = data.features.to(dtype), data.train
+    labels = data.labels[train]
+    model.train()
 
-        steps["PyG fp32"] = _step(how, pyg_peer(model, data), data)
-    return steps
+    def step() -> Phases:
+        times = [time.perf_counter()]
+        optimizer.zero_grad()
+        with context():
+            loss = _loss(model(graph, features)[train], labels)
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        optimizer.step()
+        loss.item()
+        times.append(time.perf_counter())
+        return Phases(*(end - start for start, end in itertools.pairwise(times)))
+
+    return step
 
 
-def first_call(run: Step) -> float:
+def _loss(out: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(out.float(), labels)
+
+
+def _autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def first_call(run: Callable[[], object]) -> float:
     """Seconds of a contestant's first step, which captures and compiles."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
-
-
-def _step(how: Recipe, model: nn.Module, data: NodeData) -> Step:
-    optimizer = how.optimizer(model)
-    return lambda: step(model, optimizer, data)
-
-
-def _under_autocast(run: Step) -> Step:
-    def under_autocast() -> float:
-        with torch.autocast("cpu", torch.bfloat16):
-            return run()
-
-    return under_autocast
