@@ -18,6 +18,7 @@ def test_factors_double_along_one_axis() -> None:
         assert rest == [rest[0]] * 3
 
 
+@pytest.mark.slow
 def test_time_and_memory_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setitem(scaling._SMALLEST, "scale", 1 / 200)
     file = tmp_path / "scaling.json"
