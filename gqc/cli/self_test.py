@@ -14,6 +14,7 @@ from gqc.runtime.reference import int4
 from gqc.runtime.reference.dropout import dropout, dropout_backward
 from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
 from gqc.runtime.reference.gemm import qgemm
+from gqc.runtime.reference.pointwise import pointwise
 from gqc.runtime.reference.qsddmm import qsddmm
 from gqc.runtime.reference.qspmm import qspmm, qspmm_cmp
 from gqc.runtime.reference.quantize import absmax, dequantize, quantize
@@ -156,6 +157,12 @@ def _dropout(x: _Inputs) -> Pairs:
     return [(out, expected), (mask, kept), backward]
 
 
+def _pointwise(x: _Inputs) -> Pairs:
+    program = "v0 = mul(x0, x1); v1 = keep(0.4, 9); v2 = drop(v0, v1, 0.4); v3 = gelu(v2); return float32(v3), bits(v1)"
+    arguments = ([x.u, x.u[:, :1].contiguous()], x.seed, f"{program}, float32(sum(v3, 0)), int8(v0, 3, 8, 1)")
+    return list(zip(x.ops.pointwise(*arguments), pointwise(*arguments), strict=True))
+
+
 FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "spmm": _spmm,
     "spmm_cmp": _spmm_cmp,
@@ -168,6 +175,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "qsddmm": _qsddmm,
     "int4": _int4,
     "dropout": _dropout,
+    "pointwise": _pointwise,
 }
 """Every family of ops by name."""
 

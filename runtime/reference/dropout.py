@@ -24,11 +24,11 @@ def dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
 
 def pack(bits: Tensor) -> Tensor:
     """Bool ``[n]`` to uint8 ``[(n + 7) // 8]``, the first bit lowest."""
-    padded = torch.zeros((bits.numel() + 7) // 8 * 8, dtype=torch.int64)
+    padded = torch.zeros((bits.numel() + 7) // 8 * 8, dtype=torch.int64, device=bits.device)
     padded[: bits.numel()] = bits
-    return (padded.view(-1, 8) << torch.arange(8)).sum(1).to(torch.uint8)
+    return (padded.view(-1, 8) << torch.arange(8, device=bits.device)).sum(1).to(torch.uint8)
 
 
 def unpack(mask: Tensor, n: int) -> Tensor:
     """Inverse of :func:`pack`."""
-    return (mask.long()[:, None] >> torch.arange(8) & 1).flatten()[:n].bool()
+    return (mask.long()[:, None] >> torch.arange(8, device=mask.device) & 1).flatten()[:n].bool()

@@ -7,4 +7,5 @@ from gqc.runtime.cuda import LAUNCHERS
 
 
 def test_every_cpu_kernel_has_a_launcher() -> None:
-    assert set(native.SIGNATURES) - set(LAUNCHERS) == set()
+    without = {"pointwise"}  # runs as torch's ops on a GPU
+    assert set(native.SIGNATURES) - set(LAUNCHERS) == without

@@ -1,0 +1,1 @@
+"""Programs of elementwise operations: their text, and the code that kernels interpret."""
