@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import native
+from gqc.runtime.buffers import POOL
 
 if TYPE_CHECKING:
     from gqc.runtime.cuda.target import Argument, Target
@@ -56,6 +57,13 @@ def pointer(tensor: Tensor, dtype: torch.dtype) -> int:
         f"a kernel needs a contiguous CPU or CUDA tensor of {dtype} and got {tensor.dtype} on {tensor.device} "
         f"with strides {tensor.stride()}: convert it first"
     )
+
+
+def empty(on: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """A contiguous output with undefined values on the device of ``on``, by default of its dtype."""
+    if on.is_cpu:
+        return POOL.empty(shape, dtype or on.dtype)
+    return on.new_empty(tuple(shape), dtype=dtype)
 
 
 def new_absmax(on: Tensor) -> Tensor:

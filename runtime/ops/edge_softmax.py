@@ -21,7 +21,7 @@ def _edge_softmax(g: list[Tensor], logits: Tensor) -> Tensor:
     if logits.dtype is torch.float64:
         return reference.edge_softmax(g, logits)
     values = float32(logits)
-    out = torch.empty_like(values)
+    out = kernels.empty(values, values.shape)
     if out.numel():
         kernels.run(
             values,
@@ -42,7 +42,7 @@ def _edge_softmax_bwd(g: list[Tensor], out: Tensor, grad: Tensor) -> Tensor:
     if out.dtype is torch.float64:
         return reference.edge_softmax_bwd(g, out, grad)
     weights, gradient = float32(out), float32(grad)
-    result = torch.empty_like(weights)
+    result = kernels.empty(weights, weights.shape)
     if result.numel():
         kernels.run(
             weights,

@@ -36,7 +36,7 @@ def _grouped_mm(a: Tensor, b: Tensor, seglen: Tensor, order: Tensor | None) -> T
     if seglen.shape != b.shape[:1]:
         raise KernelError(f"gqc.segment_mm: {seglen.numel()} lengths for {b.shape[0]} matrices: give one for each")
     values, matrices, lengths = float32(a), b.to(torch.float32), seglen.to(torch.int64).contiguous()
-    out = values.new_empty((a.shape[0], b.shape[2]))
+    out = kernels.empty(values, (a.shape[0], b.shape[2]))
     if out.numel():
         kernels.run(
             a,
@@ -50,7 +50,7 @@ def _grouped_mm(a: Tensor, b: Tensor, seglen: Tensor, order: Tensor | None) -> T
 
 def _grouped_mm_bwd_b(a: Tensor, grad: Tensor, seglen: Tensor, order: Tensor | None) -> Tensor:
     values, gradient, lengths = float32(a), float32(grad), seglen.to(torch.int64).contiguous()
-    out = values.new_empty((seglen.shape[0], a.shape[1], grad.shape[1]))
+    out = kernels.empty(values, (seglen.shape[0], a.shape[1], grad.shape[1]))
     if out.numel():
         kernels.run(
             a,
@@ -65,7 +65,7 @@ def _grouped_mm_bwd_b(a: Tensor, grad: Tensor, seglen: Tensor, order: Tensor | N
 def _segment_mm(a: Tensor, b: Tensor, seglen: Tensor) -> Tensor:
     if _is_counted_on_gpu(a, seglen):
         return _grouped_mm(a, b, seglen, None)
-    out = a.new_empty((a.shape[0], b.shape[2]))
+    out = kernels.empty(a, (a.shape[0], b.shape[2]))
     for matrix, (start, length) in zip(b, _runs("segment_mm", a, seglen, b.shape[0]), strict=True):
         torch.mm(a.narrow(0, start, length), matrix, out=out.narrow(0, start, length))
     return out
@@ -78,7 +78,7 @@ def _segment_mm_fake(a: Tensor, b: Tensor, seglen: Tensor) -> Tensor:
 def _segment_mm_bwd_b(a: Tensor, grad: Tensor, seglen: Tensor) -> Tensor:
     if _is_counted_on_gpu(a, seglen):
         return _grouped_mm_bwd_b(a, grad, seglen, None)
-    out = a.new_empty((seglen.shape[0], a.shape[1], grad.shape[1]))
+    out = kernels.empty(a, (seglen.shape[0], a.shape[1], grad.shape[1]))
     for matrix, (start, length) in zip(out, _runs("segment_mm_bwd_b", a, seglen, out.shape[0]), strict=True):
         torch.mm(a.narrow(0, start, length).t(), grad.narrow(0, start, length), out=matrix)
     return out
@@ -111,7 +111,7 @@ def _gather_mm(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
     order, seglen = _run_order("gather_mm", index, b.shape[0])
     if order is None:
         return _segment_mm(a, b, seglen)
-    out = a.new_empty((a.shape[0], b.shape[2]))
+    out = kernels.empty(a, (a.shape[0], b.shape[2]))
     out[order] = _segment_mm(a[order], b, seglen)
     return out
 

@@ -44,8 +44,8 @@ def _spmm_cmp(g: list[Tensor], op: str, reduce: str, u: Tensor | None, e: Tensor
 
 def best_rows(g: list[Tensor], reduce: str, x: Tensor, rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Run the kernel on contiguous ``x``, float32 or int8 with a scale, of which CSC position p reads ``rows[p]``."""
-    out = x.new_empty((num_dst(g), *x.shape[1:]), dtype=torch.float32)
-    arg = out.new_empty(out.shape, dtype=torch.int64)
+    out = kernels.empty(x, (num_dst(g), *x.shape[1:]), torch.float32)
+    arg = kernels.empty(out, out.shape, torch.int64)
     if out.numel():
         kernels.run(
             out,
@@ -78,7 +78,7 @@ def _spmm_cmp_bwd(g: list[Tensor], arg: Tensor, grad: Tensor) -> Tensor:
     if grad.dtype is torch.float64:
         return reference.spmm_cmp_bwd(g, arg, grad)
     values, arg = float32(grad), arg.contiguous()
-    out = values.new_empty((num_edges(g), *grad.shape[1:]))
+    out = kernels.empty(values, (num_edges(g), *grad.shape[1:]))
     if out.numel():
         kernels.run(
             out,
@@ -97,7 +97,7 @@ def _spmm_cmp_bwd_src(g: list[Tensor], arg: Tensor, grad: Tensor) -> Tensor:
         # The kernel adds by atomics, in any order. The sum over each source's edges has one order, but needs them all.
         return sum_at(g, torch.ops.gqc.spmm_cmp_bwd(g, arg, grad), "u")
     values, arg = float32(grad), arg.contiguous()
-    out = values.new_empty((num_src(g), *grad.shape[1:]))
+    out = kernels.empty(values, (num_src(g), *grad.shape[1:]))
     if out.numel():
         kernels.run(
             out,
