@@ -50,9 +50,7 @@ struct EdgeMap {
                 return layout.rhs_step == 0 ? elementwise<Mul, 1, 0>(1.0f, 1.0f, both)
                                             : elementwise<Mul, 1, 1>(1.0f, 1.0f, both);
             case kDiv:
-                if (layout.lhs_step == 0) return elementwise<Div, 0, 1>(lhs.scale, rhs.scale, 1.0f);
-                return layout.rhs_step == 0 ? elementwise<Div, 1, 0>(lhs.scale, rhs.scale, 1.0f)
-                                            : elementwise<Div, 1, 1>(lhs.scale, rhs.scale, 1.0f);
+                return divide();
             case kDot:
                 with_lanes(lanes_for(layout.length), [&](auto lanes) { dot<lanes>(); });
                 return nullptr;
@@ -94,6 +92,17 @@ struct EdgeMap {
     }
 
   private:
+    // Quantized operands are too rarely divided for kernels of their own.
+    Error divide() const {
+        if constexpr (std::is_same_v<A, float> && std::is_same_v<B, float>) {
+            if (layout.lhs_step == 0) return elementwise<Div, 0, 1>(1.0f, 1.0f, 1.0f);
+            return layout.rhs_step == 0 ? elementwise<Div, 1, 0>(1.0f, 1.0f, 1.0f)
+                                        : elementwise<Div, 1, 1>(1.0f, 1.0f, 1.0f);
+        } else {
+            return kUnknownOp;
+        }
+    }
+
     // Edges that prefetch the rows of the one kAhead later; rows of a few elements are not worth it.
     int64_t num_prefetched() const {
         const int64_t widest = layout.lhs_width > layout.rhs_width ? layout.lhs_width : layout.rhs_width;
