@@ -21,6 +21,43 @@ def _gemm(
     return _with_absmax(out if bias is None else out + bias, dtype)
 
 
+def _gemm_epilogue(
+    a: Values,
+    _: Any,
+    b: Values,
+    __: Any,
+    trans_a: bool,
+    trans_b: bool,
+    bias: Tensor | None,
+    row_scale: Tensor | None,
+    relu: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, _ = _gemm(a, None, b, None, trans_a, trans_b, bias, torch.float32)
+    out = out if row_scale is None else out * row_scale[:, None]
+    out = out.relu() if relu else out
+    return (*_with_absmax(out, dtype), _positive(out) if relu else out.new_empty((0, 0), dtype=torch.uint8))
+
+
+def _positive(out: Tensor) -> Tensor:
+    """One bit an element, as ``relu_backward`` reads them."""
+    bits = torch.nn.functional.pad(~(out <= 0), (0, -out.shape[1] % 8)).view(out.shape[0], -1, 8)
+    return (bits.to(torch.int32) << torch.arange(8, device=out.device)).sum(2).to(torch.uint8)
+
+
+def _quantize_gemm(
+    x: Values, _: Any, __: Any, node: int, bits: int, stochastic: bool, b: Values, b_scale: Any, *options: Any
+) -> tuple[Tensor, ...]:
+    out, absmax, positive = _gemm_epilogue(x, None, b, b_scale, False, *options)
+    return out, absmax, x, absmax.new_ones(()), positive
+
+
+def _gemm_int8(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    # Without the four arguments of rounding, which stand before the dtype.
+    out, absmax, positive = _gemm_epilogue(*arguments[:-5], arguments[-1])
+    return out, absmax.new_ones(()), positive
+
+
 def _spmm(
     g: list[Tensor], op: str, u: Values | None, _: Any, e: Values | None, __: Any, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -90,6 +127,9 @@ def _unpack(x: Values, features: list[int]) -> Values:
 
 EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qgemm.default: _gemm,
+    ops.qgemm_epilogue.default: _gemm_epilogue,
+    ops.quantize_qgemm.default: _quantize_gemm,
+    ops.qgemm_int8.default: _gemm_int8,
     ops.qspmm.default: _spmm,
     ops.qspmm_cmp.default: _spmm_cmp,
     ops.qsddmm.default: _sddmm,

@@ -43,7 +43,10 @@ SIGNATURES = {
     "unpack_int4": "piip",
     "dequantize": "ppiip",
     # gemm
-    "qgemm": "ppippiiiiiipipp",
+    "qgemm": "ppippiiiiiippiippp",
+    "quantize_qgemm": "pippiiippppiiiippiippp",
+    "qgemm_int8": "ppppiiiiippipiiiippp",
+    "relu_backward": "piiipp",
     # dropout
     "dropout": "piipiifpp",
     "dropout_backward": "piipfp",

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "common/philox.h"
 #include "common/scalar.h"
@@ -31,7 +32,7 @@ inline int8_t rounded(float x, float inverse, float limit, float r) {
     return static_cast<int8_t>(truncated - (static_cast<float>(truncated) > y));
 }
 
-// q[i] = rounded x[first + i]; first is a multiple of kBlockElements.
+// q[i] = rounded x[i]. x are the elements of a tensor from `first` on, which is a multiple of kBlockElements.
 template <bool stochastic, typename T>
 inline void quantize_chunk(const Philox& stream, const T* x, int64_t first, int64_t count, float inverse, float limit,
                            int8_t* q) {
@@ -39,7 +40,7 @@ inline void quantize_chunk(const Philox& stream, const T* x, int64_t first, int6
     if (stochastic) random_bits(stream, static_cast<uint64_t>(first / kBlockElements), random);
     for (int64_t i = 0; i < count; ++i) {
         const float r = stochastic ? static_cast<float>(random[i]) * (1.0f / 65536.0f) : 0.5f;
-        q[i] = rounded(load(x[first + i]), inverse, limit, r);
+        q[i] = rounded(load(x[i]), inverse, limit, r);
     }
 }
 
@@ -57,5 +58,41 @@ inline float inverse_scale(float absmax, float limit, float* scale) {
     *scale = absmax / limit;
     return inverse;
 }
+
+// How a tensor is rounded, once its largest magnitude is known.
+struct Rounding {
+    Philox stream;
+    bool stochastic;
+    float limit, inverse;
+
+    // seed: null to round to nearest. Writes the scale.
+    Rounding(const int64_t* seed, int64_t node, int64_t bits, bool stochastic, float absmax, float* scale)
+        : stream(stochastic ? seed : kNoSeed, node),
+          stochastic(stochastic),
+          limit(static_cast<float>((1 << (bits - 1)) - 1)),
+          inverse(inverse_scale(absmax, limit, scale)) {}
+
+    // q[i] = rounded x[i] for `count` elements of a tensor from `first` on, which is a multiple of kBlockElements.
+    template <typename T>
+    void apply(const T* x, int64_t first, int64_t count, int8_t* q) const {
+        if (inverse == 0)
+            std::memset(q, 0, static_cast<size_t>(count));
+        else if (stochastic)
+            apply_chunks<true>(x, first, count, q);
+        else
+            apply_chunks<false>(x, first, count, q);
+    }
+
+  private:
+    static constexpr int64_t kNoSeed[2] = {};
+
+    template <bool stochastic, typename T>
+    void apply_chunks(const T* x, int64_t first, int64_t count, int8_t* q) const {
+        for (int64_t at = 0; at < count; at += kRoundedChunk) {
+            const int64_t chunk = count - at < kRoundedChunk ? count - at : kRoundedChunk;
+            quantize_chunk<stochastic>(stream, x + at, first + at, chunk, inverse, limit, q + at);
+        }
+    }
+};
 
 }  // namespace gqc::GQC_ISA

@@ -13,6 +13,7 @@ import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4
 from gqc.runtime.reference.dropout import dropout, dropout_backward
 from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
+from gqc.runtime.reference.fused_gemm import qgemm_int8, quantize_qgemm, relu_backward
 from gqc.runtime.reference.gemm import qgemm
 from gqc.runtime.reference.pointwise import pointwise
 from gqc.runtime.reference.qsddmm import qsddmm
@@ -114,6 +115,19 @@ def _qgemm(x: _Inputs) -> Pairs:
     return pairs
 
 
+def _fused_gemm(x: _Inputs) -> Pairs:
+    a, (b, b_scale), bias, rows = x.random(33, _WIDTH), x.int8(x.random(_WIDTH, 17)), x.random(17), x.random(33)
+    after = (bias, rows, True)
+    arguments = (a, None, x.seed, 3, 8, True, b, b_scale, False, *after, torch.float32)
+    out, absmax, q, scale, positive = quantize_qgemm(*arguments)
+    products = (q, scale, b, b_scale, False, False, *after, x.seed, 4, 8, True, torch.float32)
+    return [
+        *zip(x.ops.quantize_qgemm(*arguments), (out, absmax, q, scale, positive), strict=True),
+        *zip(x.ops.qgemm_int8(*products), qgemm_int8(*products), strict=True),
+        (x.ops.relu_backward(out, positive), relu_backward(out, positive)),
+    ]
+
+
 def _qspmm(x: _Inputs) -> Pairs:
     (u, u_scale), (e, e_scale) = x.int8(x.u), x.int8(x.e)
     arguments = (x.g, "mul", u, u_scale, e, e_scale, torch.float32)
@@ -171,6 +185,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "segment_mm": _typed_mm,
     "quantize": _quantize,
     "qgemm": _qgemm,
+    "fused_gemm": _fused_gemm,
     "qspmm": _qspmm,
     "qsddmm": _qsddmm,
     "int4": _int4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gqc.errors import KernelError
 from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch, strided_blocks
 
 # As in csrc/cuda/gemm_tile.cuh.
@@ -48,17 +49,23 @@ def qgemm(
     trans_a: bool,
     trans_b: bool,
     bias: Argument,
-    is_bf16: bool,
+    row_scale: Argument,
+    relu: bool,
+    dtype: int,
     out: Argument,
     absmax: Argument,
+    positive: Argument,
 ) -> None:
     """Multiply int8 or packed matrices.
 
     A left operand of many rows is multiplied row by row; of one that is transposed, or has more columns than fit an
     exact sum or than there are rows to share out, blocks share the contracted index.
     """
+    if row_scale or relu:
+        raise KernelError("gqc's CUDA products know no row scale and no ReLU yet: move the tensors to the CPU")
     if m == 0 or n == 0:
         return
+    is_bf16 = dtype == 1
     finish = (a_scale, b_scale, bias, out, absmax)
     if trans_a or not 0 < k <= min(_EXACT, max(_WORTH_A_PART, 8 * m)):
         parts, count = _parts(target, (a, a_packed, not trans_a), (b, b_packed, trans_b), m, n, k)

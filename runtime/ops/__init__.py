@@ -3,6 +3,7 @@
 from gqc.runtime.ops import (
     dropout,
     edge_softmax,
+    fused_gemm,
     gemm,
     int4,
     pointwise,
@@ -19,6 +20,7 @@ from gqc.runtime.ops import (
 __all__ = [
     "dropout",
     "edge_softmax",
+    "fused_gemm",
     "gemm",
     "int4",
     "pointwise",

@@ -25,22 +25,48 @@ def _qgemm(
 ) -> tuple[Tensor, Tensor]:
     refuse_gradient("qgemm", a_scale, b_scale, bias)
     check_float("qgemm", dtype)
+    sizes = check_product("qgemm", a, b, trans_a, trans_b, bias)
+    a, b, trans_a, trans_b = contiguous_operands(a, b, trans_a, trans_b)
+    return _product(a, a_scale, b, b_scale, sizes, trans_a, trans_b, bias, dtype)
+
+
+def product_sizes(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
+    """Rows, columns and contracted size of a product; checked where they are symbolic, too."""
+    m, k = a.shape[::-1] if trans_a else a.shape
+    k_of_b, n = b.shape[::-1] if trans_b else b.shape
+    torch._check(k == k_of_b, lambda: f"gqc.{op}: contracted sizes {k} and {k_of_b} differ")
+    return m, n, k
+
+
+def check_product(
+    op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None = None
+) -> tuple[int, int, int]:
+    """Rows, columns and contracted size of a product of int8 matrices.
+
+    Raises:
+        KernelError: if they are no int8 matrices or do not fit together.
+    """
     m, k = a.shape[::-1] if trans_a else a.shape
     k_of_b, n = b.shape[::-1] if trans_b else b.shape
     if k != k_of_b or (bias is not None and bias.shape != (n,)):
         raise KernelError(
-            f"gqc.qgemm: a {tuple(a.shape)} (trans_a={trans_a}), b {tuple(b.shape)} (trans_b={trans_b}) and bias "
+            f"gqc.{op}: a {tuple(a.shape)} (trans_a={trans_a}), b {tuple(b.shape)} (trans_b={trans_b}) and bias "
             f"{None if bias is None else tuple(bias.shape)} do not fit together"
         )
     for x in (a, b):
         if x.dtype is not torch.int8:
-            raise KernelError(f"gqc.qgemm needs int8 matrices and got {x.dtype}: quantize them first")
+            raise KernelError(f"gqc.{op} needs int8 matrices and got {x.dtype}: quantize them first")
+    return m, n, k
+
+
+def contiguous_operands(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[Tensor, Tensor, bool, bool]:
+    """The matrices of a product as a kernel reads them, with their flags."""
     a, trans_a = _contiguous(a, trans_a)
     b, trans_b = _contiguous(b, trans_b)
-    if trans_a and m > k and not kernels.on_gpu(a):
+    if trans_a and a.shape[1] > a.shape[0] and not kernels.on_gpu(a):
         # The CPU's kernel shares out the contracted index of a transposed operand, which pays for small outputs only.
         a, trans_a = a.t().contiguous(), False
-    return _product(a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b, bias, dtype)
+    return a, b, trans_a, trans_b
 
 
 def _product(
@@ -64,8 +90,8 @@ def _product(
         "qgemm",
         *(pointer(a, a.dtype), pointer(a_scale, torch.float32), a.dtype is torch.uint8),
         *(pointer(b, b.dtype), pointer(b_scale, torch.float32), b.dtype is torch.uint8),
-        *(m, n, k, trans_a, trans_b, None if bias is None else bias.data_ptr()),
-        *(dtype is torch.bfloat16, out.data_ptr(), absmax.data_ptr()),
+        *(m, n, k, trans_a, trans_b, None if bias is None else bias.data_ptr(), None, False),
+        *(dtype is torch.bfloat16, out.data_ptr(), absmax.data_ptr(), None),
     )
     return out, absmax
 
@@ -89,9 +115,7 @@ def _qgemm_fake(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    m, k = a.shape[::-1] if trans_a else a.shape
-    k_of_b, n = b.shape[::-1] if trans_b else b.shape
-    torch._check(k == k_of_b, lambda: f"gqc.qgemm: contracted sizes {k} and {k_of_b} differ")
+    m, n, _ = product_sizes("qgemm", a, b, trans_a, trans_b)
     return a.new_empty((m, n), dtype=dtype), a.new_empty((), dtype=torch.float32)
 
 

@@ -111,6 +111,22 @@ def _gemm(x: Inputs) -> Iterator[Case]:
             yield Case(label, "qgemm_int4", (*a, *b, trans_a, trans_b, None, FLOAT))
 
 
+def _fused_gemm(x: Inputs) -> Iterator[Case]:
+    for m, n, k in x.gemms:
+        for dtype, trans in ((FLOAT, False), (BFLOAT, True)):
+            b, b_scale = x.int8(*((n, k) if trans else (k, n)))
+            after, rounding = (x.floats(n), x.floats(m), True), (x.seed, 4, 8, True)
+            label = f"{m} x {n} x {k}, {dtype}"
+            floats = x.floats(m, k).to(dtype)
+            yield Case(label, "quantize_qgemm", (floats, None, *rounding, b, b_scale, trans, *after, dtype))
+            a, a_scale = x.int8(*((k, m) if trans else (m, k)))
+            product = (a, a_scale, b, b_scale, trans, trans, *after)
+            yield Case(label, "qgemm_epilogue", (*product, dtype))
+            yield Case(label, "qgemm_int8", (*product, *rounding, dtype))
+            positive = gqc_ops.qgemm_epilogue(*product, dtype)[2]
+            yield Case(label, "relu_backward", (x.floats(m, n).to(dtype), positive))
+
+
 def _spmm(x: Inputs) -> Iterator[Case]:
     for g in x.graphs:
         for shapes in [*(((w,), (w,)) for w in x.widths), *_BROADCASTS]:
@@ -182,6 +198,7 @@ def _edge_softmax(x: Inputs) -> Iterator[Case]:
 FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "quantize": _quantize,
     "gemm": _gemm,
+    "fused_gemm": _fused_gemm,
     "spmm": _spmm,
     "spmm_cmp": _spmm_cmp,
     "sddmm": _sddmm,

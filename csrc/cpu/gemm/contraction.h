@@ -4,7 +4,9 @@
 #include <omp.h>
 
 #include "common/buffer.h"
+#include "cpu/gemm/block.h"
 #include "cpu/gemm/epilogue.h"
+#include "cpu/gemm/output.h"
 #include "cpu/gemm/pack.h"
 #include "cpu/gemm/shape.h"
 
@@ -114,17 +116,14 @@ inline Factor unpacked_if_along_k(const Factor& x, const Lines& all) {
     return {{all.read(0, matrix.lines), matrix.lines, matrix.width, false}, true};
 }
 
-template <typename Out>
-Error gemm_by_contraction(int64_t threads, Shape shape, const Factor& left, const Factor& right,
-                          const Epilogue<Out>& epilogue) {
+// wide[m, n] = left . right.
+inline Error contract(int64_t threads, Shape shape, const Factor& left, const Factor& right, int64_t* wide) {
     const auto [m, n, k] = shape;
     const Lines all_left(left.matrix, left.k_contiguous ? left.matrix.lines : 0);
     const Lines all_right(right.matrix, right.k_contiguous ? right.matrix.lines : 0);
     if (!all_left.ok() || !all_right.ok()) return kOutOfMemory;
     const Factor left_read = unpacked_if_along_k(left, all_left), right_read = unpacked_if_along_k(right, all_right);
-    const Buffer<int64_t> wide(m * n);
-    if (!wide.ok()) return kOutOfMemory;
-    wide.clear();
+    std::memset(wide, 0, static_cast<size_t>(m * n) * sizeof *wide);
     const int64_t chunks = round_up(k, kChunk) / kChunk;
     bool ok = true;
 #pragma omp parallel num_threads(team(threads, m * n * k, kLeastProducts)) reduction(&& : ok)
@@ -138,16 +137,42 @@ Error gemm_by_contraction(int64_t threads, Shape shape, const Factor& left, cons
             part.add_chunk(k0, k - k0 < kChunk ? k - k0 : kChunk);
             if ((c - first + 1) % (kExactProducts / kChunk) == 0 || c + 1 == last) {
 #pragma omp critical(gqc_wide_sums)
-                part.empty_into(wide.get());
+                part.empty_into(wide);
             }
         }
     }
-    if (!ok) return kOutOfMemory;
-    Peaks peaks;
-    for (int64_t i = 0; i < m; ++i)
-        for (int64_t j0 = 0; j0 < n; j0 += kColumns)
-            epilogue.write(&wide[i * n + j0], i, j0, Panel(n, j0).columns, peaks);
-    epilogue.finish(peaks.largest());
+    return ok ? nullptr : kOutOfMemory;
+}
+
+template <int vectors, typename Worker>
+inline void write_sums_of_row(const int64_t* sums, const Epilogue& epilogue, int64_t i, int64_t j0, int64_t columns,
+                              Worker& worker) {
+    float values[vectors * kLanes] = {};
+    for (int64_t j = 0; j < columns; ++j) values[j] = static_cast<float>(sums[j]);
+    Floats y[vectors];
+    std::memcpy(&y, values, sizeof y);
+    epilogue.apply(y, i, j0);
+    write_row(y, i, j0, columns, worker);
+}
+
+// Writes the values of exact sums [m, n]. Gives the largest magnitude of what is written.
+template <typename Output>
+Error write_sums(Shape shape, const int64_t* wide, const Epilogue& epilogue, const Output& output, uint32_t* largest) {
+    typename Output::Worker worker(output, kBlockRows);
+    if (!worker.ok()) return kOutOfMemory;
+    for (int64_t i0 = 0; i0 < shape.m; i0 += kBlockRows) {
+        const int64_t count = shape.m - i0 < kBlockRows ? shape.m - i0 : kBlockRows;
+        for (int64_t i = i0; i < i0 + count; ++i) {
+            for (int64_t j0 = 0; j0 < shape.n; j0 += kColumns) {
+                const Panel panel(shape.n, j0);
+                with_vectors(panel.vectors, [&](auto vectors) {
+                    write_sums_of_row<vectors>(wide + i * shape.n + j0, epilogue, i, j0, panel.columns, worker);
+                });
+            }
+        }
+        worker.complete(i0, count);
+    }
+    *largest = worker.largest();
     return nullptr;
 }
 

@@ -3,67 +3,73 @@
 
 #include <omp.h>
 
-#include "common/buffer.h"
+#include "cpu/gemm/block.h"
 #include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/pack.h"
-#include "cpu/gemm/shape.h"
+#include "cpu/gemm/left.h"
+#include "cpu/gemm/output.h"
 
 namespace gqc::GQC_ISA {
 
-// left: [m, k]; needs k <= kExactProducts.
-template <typename Out>
-Error gemm_by_rows(int64_t threads, Shape shape, const Matrix& left, const Factor& right,
-                   const Epilogue<Out>& epilogue) {
+// Few rows are cut so that every thread gets some blocks.
+inline int64_t rows_of_block(int64_t m, int64_t threads) {
+    const int64_t fair = round_up((m + 4 * threads - 1) / (4 * threads), kBlockUnit);
+    return fair < kBlockUnit ? kBlockUnit : fair < kBlockRows ? fair : kBlockRows;
+}
+
+template <int vectors, typename Worker>
+inline void write_panel(const LeftBlock& block, const Epilogue& epilogue, int64_t i0, int64_t count, int64_t j0,
+                        int64_t columns, Worker& worker) {
+    for (int64_t r = 0; r < count; ++r) {
+        Floats y[vectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v)
+            y[v] = __builtin_convertvector((Ints)load_sums(block.sums(r) + v * kLanes), Floats);
+        epilogue.apply(y, i0 + r, j0);
+        write_row(y, i0 + r, j0, columns, worker);
+    }
+}
+
+// left: rows of [m, k], of which each Rows::Worker gives int8 values block by block; needs k <= kExactProducts.
+// Gives the largest magnitude of what is written.
+template <typename Rows, typename Output>
+Error gemm_by_rows(int64_t threads, Shape shape, const Rows& left, const Factor& right, const Epilogue& epilogue,
+                   const Output& output, uint32_t* largest) {
     const auto [m, n, k] = shape;
     const Lines all(right.matrix, right.matrix.lines);
     if (!all.ok()) return kOutOfMemory;
-    const Operand columns_of_right{all.read(0, right.matrix.lines), right.matrix.width, right.k_contiguous};
-    const int64_t n_packed = round_up(n, kLanes), k_packed = round_up(k, kGroup);
+    const PackedRight packed(shape, {all.read(0, right.matrix.lines), right.matrix.width, right.k_contiguous});
+    if (!packed.ok()) return kOutOfMemory;
     const int workers = team(threads, m * n * k, kLeastProducts);
-    const Buffer<Right> packed(n_packed * k_packed);
-    const Buffer<uint32_t> excess(n_packed);
-    const Buffer<Left> left_rows(workers * kRows * k_packed);
-    if (!packed.ok() || !excess.ok() || !left_rows.ok()) return kOutOfMemory;
-    excess.clear();
-    left_rows.clear();
+    const int64_t block_rows = rows_of_block(m, workers);
 
-    uint32_t largest = 0;
-#pragma omp parallel num_threads(workers) reduction(max : largest)
+    uint32_t peak = 0;
+    bool ok = true;
+#pragma omp parallel num_threads(workers) reduction(max : peak) reduction(&& : ok)
     {
 #pragma omp for schedule(static)
-        for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
-            const Panel panel(n, j0);
-            Right* columns = &packed[j0 * k_packed];
-            for (int64_t k0 = 0; k0 < k; k0 += kGroup)
-                pack_group<Right, encode_right>(columns_of_right, k0, k - k0 < kGroup ? k - k0 : kGroup, j0,
-                                                panel.columns, columns + k0 * panel.vectors * kLanes);
-            add_excess(panel.vectors, columns, k_packed / kGroup, &excess[j0]);
-        }
-        Left* rows = &left_rows[omp_get_thread_num() * kRows * k_packed];
-        alignas(64) uint32_t sums[kRows][kColumns];
-        Peaks peaks;
+        for (int64_t j0 = 0; j0 < n; j0 += kColumns) packed.pack(j0);
+        typename Rows::Worker rows(left, block_rows);
+        typename Output::Worker worker(output, block_rows);
+        LeftBlock block(block_rows, k);
+        ok = rows.ok() && worker.ok() && block.ok();
 #pragma omp for schedule(static)
-        for (int64_t i0 = 0; i0 < m; i0 += kRows) {
-            const int64_t count = m - i0 < kRows ? m - i0 : kRows;
-            if (k == k_packed && !left.packed) {  // the rows are one run, which vectorizes also where k is small
-                encode_row<Left, encode_left>(left.line(i0), count * k, rows);
-            } else {
-                for (int64_t r = 0; r < count; ++r) encode_line<Left, encode_left>(left, i0 + r, rows + r * k_packed);
-            }
+        for (int64_t i0 = 0; i0 < m; i0 += block_rows) {
+            if (!ok) continue;
+            const int64_t count = m - i0 < block_rows ? m - i0 : block_rows;
+            block.load(rows.read(i0, count), count);
             for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
                 const Panel panel(n, j0);
-                for (auto& row : sums)
-                    for (int j = 0; j < panel.vectors * kLanes; ++j) row[j] = 0 - excess[j0 + j];
-                dot_tile(panel.vectors, {rows, k_packed, kGroup}, &packed[j0 * k_packed], k_packed / kGroup, sums[0],
-                         kColumns);
-                for (int64_t r = 0; r < count; ++r)
-                    epilogue.write(reinterpret_cast<const int32_t*>(sums[r]), i0 + r, j0, panel.columns, peaks);
+                block.multiply(packed, j0, panel.vectors);
+                with_vectors(panel.vectors, [&](auto vectors) {
+                    write_panel<vectors>(block, epilogue, i0, count, j0, panel.columns, worker);
+                });
             }
+            worker.complete(i0, count);
         }
-        largest = peaks.largest();
+        peak = worker.largest();
     }
-    epilogue.finish(largest);
-    return nullptr;
+    *largest = peak;
+    return ok ? nullptr : kOutOfMemory;
 }
 
 }  // namespace gqc::GQC_ISA

@@ -1,38 +1,32 @@
 // Symmetric quantization of a tensor to at most 8 bits with one scale (Tango, SC'23, section 3.1).
 
-#include <cstring>
-
 #include "common/buffer.h"
 #include "common/int4.h"
 #include "common/kernel.h"
-#include "common/philox.h"
 #include "common/scalar.h"
 #include "cpu/rounding.h"
 
 namespace gqc::GQC_ISA {
 namespace {
 
-template <bool stochastic, typename T>
-void quantize(int64_t threads, const T* x, int64_t n, float inverse, float limit, const Philox& stream, int8_t* q) {
-    const int64_t whole = n / kRoundedChunk;
+// Elements at a time, so that what lies between rounding and packing stays in L1.
+constexpr int64_t kPiece = 4096;
+static_assert(kPiece % kRoundedChunk == 0);
+
+template <typename T>
+void quantize(int64_t threads, const T* x, int64_t n, const Rounding& rounding, int8_t* q) {
 #pragma omp parallel for num_threads(team(threads, n)) schedule(static)
-    for (int64_t c = 0; c < whole; ++c)
-        quantize_chunk<stochastic>(stream, x, c * kRoundedChunk, kRoundedChunk, inverse, limit, q + c * kRoundedChunk);
-    quantize_chunk<stochastic>(stream, x, whole * kRoundedChunk, n - whole * kRoundedChunk, inverse, limit,
-                               q + whole * kRoundedChunk);
+    for (int64_t at = 0; at < n; at += kPiece) rounding.apply(x + at, at, n - at < kPiece ? n - at : kPiece, q + at);
 }
 
-// Rows of about kPackedElements elements at a time, so that what lies between rounding and packing stays in L1.
-constexpr int64_t kPackedElements = 4096;
-
-template <bool stochastic, typename T>
-Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, float inverse, float limit,
-                    const Philox& stream, uint8_t* packed) {
-    const int64_t step = width < kPackedElements ? kPackedElements / width : 1;
+template <typename T>
+Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, const Rounding& rounding,
+                    uint8_t* packed) {
+    const int64_t step = width < kPiece ? kPiece / width : 1;
     bool ok = true;
 #pragma omp parallel num_threads(team(threads, rows* width)) reduction(&& : ok)
     {
-        const Buffer<int8_t> q(step * width + 2 * kRoundedChunk);
+        const Buffer<int8_t> q(step * width + kBlockElements);
         ok = q.ok();
 #pragma omp for schedule(static)
         for (int64_t r0 = 0; r0 < rows; r0 += step) {
@@ -40,9 +34,7 @@ Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, fl
             const int64_t r1 = r0 + step < rows ? r0 + step : rows;
             // The random bits of a block belong to its 8 elements, so rounding starts where a block does.
             const int64_t first = r0 * width / kBlockElements * kBlockElements, last = r1 * width;
-            for (int64_t at = first; at < last; at += kRoundedChunk)
-                quantize_chunk<stochastic>(stream, x, at, last - at < kRoundedChunk ? last - at : kRoundedChunk,
-                                           inverse, limit, &q[at - first]);
+            rounding.apply(x + first, first, last - first, q.get());
             for (int64_t r = r0; r < r1; ++r) pack_int4(&q[r * width - first], width, packed + r * int4_bytes(width));
         }
     }
@@ -68,17 +60,9 @@ GQC_KERNEL(absmax)(int64_t threads, const void* x, int64_t is_bf16, int64_t n, f
 // nearest; q: n bytes; scale: one float.
 GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t is_bf16, int64_t n, const float* largest,
                      const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic, int8_t* q, float* scale) {
-    const float limit = static_cast<float>((1 << (bits - 1)) - 1);
-    static const int64_t unused[2] = {};
-    const Philox stream(stochastic ? seed : unused, node);
     typed(x, is_bf16, [&](auto* values) {
-        const float inverse = inverse_scale(largest ? *largest : absmax(threads, values, n), limit, scale);
-        if (inverse == 0)
-            std::memset(q, 0, static_cast<size_t>(n));
-        else if (stochastic)
-            quantize<true>(threads, values, n, inverse, limit, stream, q);
-        else
-            quantize<false>(threads, values, n, inverse, limit, stream, q);
+        const float found = largest ? *largest : absmax(threads, values, n);
+        quantize(threads, values, n, Rounding(seed, node, bits, stochastic != 0, found, scale), q);
     });
     return nullptr;
 }
@@ -87,18 +71,11 @@ GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t is_bf16, int64_t n,
 GQC_KERNEL(quantize_int4)(int64_t threads, const void* x, int64_t is_bf16, int64_t rows, int64_t width,
                           const float* largest, const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic,
                           uint8_t* packed, float* scale) {
-    const float limit = static_cast<float>((1 << (bits - 1)) - 1);
-    static const int64_t unused[2] = {};
-    const Philox stream(stochastic ? seed : unused, node);
     Error error = nullptr;
     typed(x, is_bf16, [&](auto* values) {
-        const float inverse = inverse_scale(largest ? *largest : absmax(threads, values, rows * width), limit, scale);
-        if (inverse == 0)
-            std::memset(packed, 0, static_cast<size_t>(rows * int4_bytes(width)));
-        else if (stochastic)
-            error = quantize_int4<true>(threads, values, rows, width, inverse, limit, stream, packed);
-        else
-            error = quantize_int4<false>(threads, values, rows, width, inverse, limit, stream, packed);
+        const float found = largest ? *largest : absmax(threads, values, rows * width);
+        const Rounding rounding(seed, node, bits, stochastic != 0, found, scale);
+        error = quantize_int4(threads, values, rows, width, rounding, packed);
     });
     return error;
 }

@@ -1,0 +1,93 @@
+// Products of a block of rows of the left operand with panels of the right one.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/buffer.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/shape.h"
+
+namespace gqc::GQC_ISA {
+
+// Rows of a block: whole register tiles, and whole blocks of random bits whatever the width of a row.
+constexpr int64_t kBlockUnit = kRows % 8 == 0 ? kRows : kRows % 2 == 0 && kRows % 4 != 0 ? 4 * kRows : 2 * kRows;
+constexpr int64_t kBlockRows = 48;
+static_assert(kBlockUnit % kRows == 0 && kBlockUnit % 8 == 0 && kBlockRows % kBlockUnit == 0);
+
+// The right operand, packed panel by panel.
+class PackedRight {
+  public:
+    PackedRight(Shape shape, const Operand& right)
+        : shape_(shape),
+          right_(right),
+          k_packed_(round_up(shape.k, kGroup)),
+          values_(round_up(shape.n, kLanes) * k_packed_),
+          excess_(round_up(shape.n, kLanes)) {
+        if (excess_.ok()) excess_.clear();
+    }
+
+    bool ok() const { return values_.ok() && excess_.ok(); }
+
+    void pack(int64_t j0) const {
+        const Panel panel(shape_.n, j0);
+        Right* columns = &values_[j0 * k_packed_];
+        for (int64_t k = 0; k < shape_.k; k += kGroup)
+            pack_group<Right, encode_right>(right_, k, shape_.k - k < kGroup ? shape_.k - k : kGroup, j0, panel.columns,
+                                            columns + k * panel.vectors * kLanes);
+        add_excess(panel.vectors, columns, k_packed_ / kGroup, &excess_[j0]);
+    }
+
+    const Right* panel(int64_t j0) const { return &values_[j0 * k_packed_]; }
+    const uint32_t* excess(int64_t j0) const { return &excess_[j0]; }
+    int64_t groups() const { return k_packed_ / kGroup; }
+
+  private:
+    Shape shape_;
+    Operand right_;
+    int64_t k_packed_;
+    Buffer<Right> values_;
+    Buffer<uint32_t> excess_;
+};
+
+// One thread's block of left rows.
+class LeftBlock {
+  public:
+    LeftBlock(int64_t block_rows, int64_t k)
+        : k_(k), k_packed_(round_up(k, kGroup)), values_(block_rows * k_packed_), sums_(block_rows * kColumns) {
+        if (values_.ok()) values_.clear();
+    }
+
+    bool ok() const { return values_.ok() && sums_.ok(); }
+
+    void load(const int8_t* rows, int64_t count) {
+        count_ = count;
+        if (k_ == k_packed_) {  // the rows are one run, which vectorizes also where k is small
+            encode_row<Left, encode_left>(rows, count * k_, values_.get());
+        } else {
+            for (int64_t r = 0; r < count; ++r)
+                encode_row<Left, encode_left>(rows + r * k_, k_, &values_[r * k_packed_]);
+        }
+    }
+
+    // Row r of the product with a panel is then at sums(r).
+    void multiply(const PackedRight& right, int64_t j0, int vectors) const {
+        const uint32_t* excess = right.excess(j0);
+        for (int64_t r = 0; r < count_; r += kRows) {
+            uint32_t* sums = &sums_[r * kColumns];
+            for (int64_t i = 0; i < kRows; ++i)
+                for (int j = 0; j < vectors * kLanes; ++j) sums[i * kColumns + j] = 0 - excess[j];
+            dot_tile(vectors, {&values_[r * k_packed_], k_packed_, kGroup}, right.panel(j0), right.groups(), sums,
+                     kColumns);
+        }
+    }
+
+    const uint32_t* sums(int64_t r) const { return &sums_[r * kColumns]; }
+
+  private:
+    int64_t k_, k_packed_, count_ = 0;
+    Buffer<Left> values_;
+    Buffer<uint32_t> sums_;
+};
+
+}  // namespace gqc::GQC_ISA
