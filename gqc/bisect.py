@@ -201,7 +201,8 @@ class _Trial:
 
     def _run(self, chosen: frozenset[Suspect], seed: int) -> float:
         only = Insert(_Only(chosen, self._seen), before="quantize_operands", name="gqc.bisect")
-        model = compile(copy_of(self.eager, "gqc.bisect"), replace(self.policy, passes=(*self.policy.passes, only)))
+        policy = replace(self.policy, passes=(*self.policy.passes, only), cuda_graph=False)
+        model = compile(copy_of(self.eager, "gqc.bisect"), policy)
         try:
             inputs = copy.deepcopy(self.inputs)
         except (RuntimeError, TypeError) as error:

@@ -7,8 +7,8 @@ are part of the halves, so autocast is off while they run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,23 +16,34 @@ from torch import Tensor
 from gqc.errors import GqcError
 from gqc.joint import SEED, TANGENT, JointGraph
 from gqc.passes.partition import Halves
+from gqc.seed import SeedSource
 
-Seed = Callable[[torch.device], Tensor]
+
+class Way(Protocol):
+    """How the halves run in one call: launched one op after another, or replayed as CUDA graphs."""
+
+    def forward(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The forward outputs, then the saved values."""
+
+    def backward(self, saved: Sequence[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """One gradient or ``None`` a value of the forward."""
 
 
 class Executable:
     """The callable form of a compiled stage.
 
     Called with the values of the joint graph's parameters, buffers and inputs in placeholder order, it returns the
-    forward outputs; gradients flow to every tensor among them that requires grad.
+    forward outputs; gradients flow to every tensor among them that requires grad. It is a :class:`Way` itself.
 
     Attributes:
         halves: what runs.
+        seed_device: where the forward half wants a seed as its last argument, ``None`` if it draws none.
+        seed: gives it.
         tangents: the forward outputs that have a gradient, in the order of the backward half's last placeholders.
         differentiable: positions of the values for which the backward half has a gradient.
     """
 
-    def __init__(self, joint: JointGraph, halves: Halves, seed: Seed) -> None:
+    def __init__(self, joint: JointGraph, halves: Halves, seed: SeedSource) -> None:
         self.halves = halves
         self.forward_half = halves.forward.forward
         self.num_outputs = joint.num_forward_outputs
@@ -49,21 +60,33 @@ class Executable:
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         if self.seed_device is not None:
             values.append(self.seed(self.seed_device))
+        return self.run(self, values)
+
+    def run(self, way: Way, values: list[Any]) -> Sequence[Any]:
+        """The forward outputs, computed one way, which the backward takes too."""
         if self.backward_half is None:
-            with torch._C._DisableAutocast():
-                return self.forward_half(*values)
-        return _Step.apply(self, values, *[values[i] for i in self.differentiable])
+            return way.forward(values)
+        return _Step.apply(self, way, values, *[values[i] for i in self.differentiable])
+
+    def forward(self, values: Sequence[Any]) -> Sequence[Any]:
+        with torch._C._DisableAutocast():
+            return self.forward_half(*values)
+
+    def backward(self, saved: Sequence[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        assert self.backward_half is not None
+        with torch._C._DisableAutocast():
+            return self.backward_half(*saved, *tangents)
 
 
 class _Step(torch.autograd.Function):
     """One call of a compiled stage; the differentiable values are arguments, all others come in a list."""
 
     @staticmethod
-    def forward(ctx: Any, run: Executable, values: list[Any], *_: Tensor) -> tuple[Any, ...]:
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-            results = run.forward_half(*values)
+    def forward(ctx: Any, run: Executable, way: Way, values: list[Any], *_: Tensor) -> tuple[Any, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            results = way.forward(values)
         outputs, saved = results[: run.num_outputs], results[run.num_outputs :]
-        ctx.run = run
+        ctx.run, ctx.way = run, way
         ctx.save_for_backward(*[s for s in saved if isinstance(s, Tensor)])
         ctx.layout = [None if isinstance(s, Tensor) else s for s in saved]
         ctx.mark_non_differentiable(*[outputs[i] for i in run.constant_outputs if isinstance(outputs[i], Tensor)])
@@ -79,7 +102,6 @@ class _Step(torch.autograd.Function):
         run: Executable = ctx.run
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if s is None else s for s in ctx.layout]
-        assert run.backward_half is not None
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-            results = run.backward_half(*saved, *[grads[i] for i in run.tangents])
-        return (None, None, *[results[i] for i in run.differentiable])
+        with torch._C._AutoDispatchBelowAutograd():
+            results = ctx.way.backward(saved, [grads[i] for i in run.tangents])
+        return (None, None, None, *[results[i] for i in run.differentiable])

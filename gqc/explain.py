@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -13,6 +14,7 @@ from torch import nn
 
 from gqc.capture.islands import StructureIsland
 from gqc.compile import Fallback, state_of
+from gqc.cuda_graph import Usage
 from gqc.passes import PIPELINE
 from gqc.passes.choose_bits import BitRule
 from gqc.passes.int8_copies import lifetimes
@@ -36,12 +38,14 @@ class StageExplanation:
         saved: what the forward keeps for the backward; ``nbytes()`` of each is its memory at the first call.
         lifetimes: the int8 copies of tensors: where each is made, and where it is read last.
         arguments: names of the parameters, buffers and inputs, which the caller holds.
+        cuda_graph: with ``Policy.cuda_graph``: what was replayed so far, and why not all.
     """
 
     reports: tuple[Report, ...]
     saved: tuple[SavedTensor, ...]
     lifetimes: tuple[Lifetime, ...]
     arguments: frozenset[str] = frozenset()
+    cuda_graph: Usage | None = None
 
     def decisions(self, action: str) -> list[Decision]:
         """Decisions of all passes with one :attr:`Decision.action`."""
@@ -162,7 +166,8 @@ def _explain_step(step: CompiledStage | IslandStep) -> StageExplanation | Island
         island = step.call.island
         return IslandExplanation(island.name, island.reason, isinstance(island, StructureIsland))
     arguments = frozenset(node.name for node in step.joint.graph.find_nodes(op="placeholder"))
-    return StageExplanation(tuple(step.reports), tuple(step.saved), tuple(lifetimes(step.joint)), arguments)
+    usage = deepcopy(step.graphed.usage) if step.graphed is not None else None
+    return StageExplanation(tuple(step.reports), tuple(step.saved), tuple(lifetimes(step.joint)), arguments, usage)
 
 
 def _island(island: IslandExplanation) -> Iterator[str]:
@@ -191,6 +196,8 @@ def _stage(stage: StageExplanation) -> Iterator[str | Table]:
         exact = f" instead of {bytes_text(stage.saved_bytes_full_precision)}" if measured else ""
         yield f"  saved for the backward: {bytes_text(stage.saved_bytes)}{exact}{_of_arguments(stage)}"
         yield _saved(stage.saved)
+    if stage.cuda_graph is not None:
+        yield from (f"  {escape(line)}" for line in stage.cuda_graph.lines())
 
 
 def _primitives(found: Sequence[Decision], decided: Mapping[str, Decision]) -> Table:

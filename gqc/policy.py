@@ -85,6 +85,8 @@ class Policy:
             as ``"node:mm_1"``. In inference a node's name may be that of a backward node.
         skip: names of passes that do not run, such as ``"share_quantized"``; see :data:`gqc.passes.PIPELINE`.
         passes: passes of your own and their places, see :class:`Insert`.
+        cuda_graph: on a GPU, record forward and backward as CUDA graphs for sizes that come again, and replay them: one
+            launch in place of hundreds. :func:`gqc.explain` tells where that was possible (docs/cuda.md).
     """
 
     bits: Bits | Mapping[str, Bits] | LayerBits = 8
@@ -96,6 +98,7 @@ class Policy:
     keep: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     passes: tuple[Insert, ...] = ()
+    cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, Mapping):
@@ -105,6 +108,7 @@ class Policy:
         _check("rounding", self.rounding, ROUNDINGS)
         _check("attention_logits", self.attention_logits, PRECISIONS)
         _check("keep_output_layer", self.keep_output_layer, (True, False))
+        _check("cuda_graph", self.cuda_graph, (True, False))
         object.__setattr__(self, "min_size", _integer("min_size", self.min_size, "a number of elements, 0 or more"))
         if self.seed is not None:
             seed = _integer("seed", self.seed, "None or an integer from 0 to 2**63 - 1", 2**63)

@@ -38,15 +38,20 @@ class SeedSource:
             for device, count in self._next.items():
                 count[1] = upcoming[device][1] if device in upcoming else 0
 
+    def counts_on(self, device: torch.device) -> bool:
+        """Whether seeds come from a count in the device's memory, and so anew each time a CUDA graph is replayed."""
+        return self.seed is not None and device.type != "cpu"
+
     def __call__(self, device: torch.device) -> Tensor:
         if self.seed is None:
             return torch.randint(_LIMIT, (2,), dtype=torch.int64, device=device)
-        if device.type == "cpu":
+        if not self.counts_on(device):
             self.step += 1
             return torch.tensor([self.seed, self.step - 1], dtype=torch.int64)
         upcoming = self._next.get(device)
         if upcoming is None:
-            upcoming = self._next[device] = torch.tensor([self.seed, 0], dtype=torch.int64, device=device)
+            with torch.inference_mode(False):  # else no other call could raise it
+                upcoming = self._next[device] = torch.tensor([self.seed, 0], dtype=torch.int64, device=device)
         seed = upcoming.clone()
         upcoming[1].add_(1)
         return seed

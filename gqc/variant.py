@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from gqc.autocast import autocast_off
 from gqc.capture import Call, Captured, calling
+from gqc.cuda_graph import GraphedStage
 from gqc.errors import CaptureError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
@@ -43,6 +44,7 @@ class CompiledStage:
         slots: where the values of the joint graph's parameters and buffers stand.
         inputs: which values the other placeholders take, as positions in ``reads``.
         reads, writes: names of the values that the stage takes and gives.
+        graphed: runs ``executable`` by CUDA graphs, with ``Policy.cuda_graph``.
     """
 
     joint: JointGraph
@@ -53,9 +55,11 @@ class CompiledStage:
     inputs: tuple[int, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    graphed: GraphedStage | None = None
 
     def __call__(self, values: dict[str, Any]) -> None:
-        values.update(zip(self.writes, self.executable(self.arguments(values)), strict=True))
+        run = self.executable if self.graphed is None else self.graphed
+        values.update(zip(self.writes, run(self.arguments(values)), strict=True))
 
     def arguments(self, values: dict[str, Any]) -> list[Any]:
         """What the joint graph's parameters, buffers and inputs stand for in a call."""
@@ -156,7 +160,7 @@ class Variant:
         Args:
             call: the call as the capture reads it.
             args, kwargs: the call as the user wrote it.
-            run_step: runs a step in place of the step itself.
+            run_step: runs a step in place of the step itself; it gets steps without CUDA graphs.
         """
         if run_step is None and self.dump is not None:
             run_step = self.dump.measured_step()
@@ -166,7 +170,7 @@ class Variant:
                 if run_step is None:
                     step(values)
                 else:
-                    run_step(step, values)
+                    run_step(replace(step, graphed=None) if isinstance(step, CompiledStage) else step, values)
         return self.captured.outputs.unflatten([values[name] for name in self.results], args, kwargs)
 
 
@@ -199,15 +203,17 @@ def _compile(
     reports = run_passes(joint, policy, watch)
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]
+    executable = Executable(joint, halves, seed)
     return CompiledStage(
         joint=joint,
         reports=reports,
         saved=halves.saved,
-        executable=Executable(joint, halves, seed),
+        executable=executable,
         slots=tuple(_slot(model, captured.graph, p.name) for p in state),
         inputs=tuple(p.index for p in joint.placeholders if p.kind == INPUT),
         reads=stage.reads,
         writes=stage.writes,
+        graphed=GraphedStage(executable, joint, len(state)) if policy.cuda_graph else None,
     )
 
 

@@ -72,6 +72,8 @@ def rewrite(
         model, policy = state.model, policy or state.policy
     check_call("gqc.rewrite", model, args, kwargs)
     policy = checked_policy(Policy.of(policy, options), model)
+    if policy.cuda_graph:
+        raise RewriteError("CUDA graphs cannot be written down: give gqc.rewrite cuda_graph=False")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise RewriteError(f"{name} has no shape before the first call of the model: call it once")

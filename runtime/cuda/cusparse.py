@@ -74,7 +74,19 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
     torch.zeros(1, 1).to_sparse_csr()  # says once that CSR tensors are in beta state
 
-_ones = ByIdentity(lambda indices: torch.ones(1, len(indices), device=indices.device))
+
+def _ones(indices: Tensor) -> Tensor:
+    """A weight of 1 for each entry of a matrix."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return _new_ones(indices)  # a graph would go on reading what is forgotten
+    return _remembered_ones(indices)
+
+
+def _new_ones(indices: Tensor) -> Tensor:
+    return torch.ones(1, len(indices), device=indices.device)
+
+
+_remembered_ones = ByIdentity(_new_ones)
 
 
 def _heads(op: str, u: Tensor | None, e: Tensor | None) -> int | None:

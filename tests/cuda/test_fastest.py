@@ -166,3 +166,15 @@ def test_the_op_on_a_gpu_chooses(chooser: Fastest, monkeypatch: pytest.MonkeyPat
     with target.running():
         assert_near(torch.ops.gqc.spmm(g, "copy_lhs", u, None), reference(g, "copy_lhs", u, None))
     assert len(chooser.choices()) == 1
+
+
+def test_a_recording_remembers_no_memory_and_reads_none_that_may_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    indices = torch.randint(9, (30,))
+    remembered = cusparse._ones(indices)
+    assert cusparse._ones(indices) is remembered
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    others = [cusparse._ones(x) for x in (indices, indices, torch.randint(9, (30,)))]
+    assert len({x.data_ptr() for x in (remembered, *others)}) == 4
+    monkeypatch.undo()
+    assert cusparse._ones(indices) is remembered

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -66,6 +67,33 @@ class Place:
                 yield
         finally:
             torch.use_deterministic_algorithms(before)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let ``cuda_graph=True`` record: dry, the tests' stand-in for CUDA graphs, from the second call on."""
+        if not self.dry:
+            yield
+            return
+        from gqc.cuda_graph import refusal, stage
+        from tests.fake_graphs import FakeRecorder
+
+        with ExitStack() as stack:
+            for module in (refusal, stage):
+                stack.enter_context(patch.object(module, "recorder_for", lambda device: FakeRecorder()))
+            stack.enter_context(patch.object(stage, "WARM_UPS", 1))
+            yield
+
+    @contextmanager
+    def waiting_refused(self) -> Iterator[None]:
+        """Inside the context, what waits for the GPU is an error."""
+        if self.dry:
+            yield
+            return
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
     def synchronize(self) -> None:
         """Wait for all kernels."""

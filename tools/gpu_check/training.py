@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import gqc
+from gqc.cuda_graph import stage
+from gqc.variant import CompiledStage
 from tools.gpu_check.graphs import Law, Task, draw, laws
 from tools.gpu_check.models import MODELS, net, training_step
 from tools.gpu_check.place import Place
@@ -64,14 +66,47 @@ def _losses(place: Place, law: Law, task: Task, name: str, bits: int) -> dict[st
 
 
 def replay(place: Place, until: float) -> Found:
-    """Capture chains of ops in a CUDA graph, replay them on other values and compare with the same calls."""
-    found = Found()
-    task = draw(_law(place), torch.device("cpu")).to(place.device)
+    """Capture chains of ops in a CUDA graph, replay them on other values and compare with the same calls; train models
+    with ``cuda_graph=True`` and without.
+    """
+    found, law = Found(), _law(place)
+    task = draw(law, torch.device("cpu")).to(place.device)
     chains = {"quantize, GEMM, SPMM, SDDMM, softmax": _int8_chain(task), "compiled GCN": None}
     with place.running():
         for name, chain in chains.items():
             attempt(found, name, lambda chain=chain: _replay(place, chain or _compiled(place, task), task.x))
+    with place.running(), place.recording():
+        for name in MODELS[:1] if place.dry else MODELS:
+            if time.monotonic() > until:
+                found.missing.append(f"steps of {name}: no time")
+                continue
+            row = attempt(found, f"steps of {name}", lambda n=name: _replayed_steps(place, law, task, n))
+            if row is None:
+                continue
+            found.rows.append(row)
+            if not row["off by"] <= _TOLERANCES[8]:
+                found.problems.append(f"steps of {name}: losses are off by {row['off by']:.2g} when replayed")
+            if not row["forwards"] or not row["backwards"]:
+                found.problems.append(f"steps of {name}: nothing was replayed: {row['else']}")
     return found
+
+
+def _replayed_steps(place: Place, law: Law, task: Task, name: str) -> dict[str, object]:
+    torch.manual_seed(0)
+    model = net(name, law).to(place.device)
+    losses = []
+    for cuda_graph in (False, True):
+        compiled = gqc.compile(copy.deepcopy(model), seed=11, min_size=0, cuda_graph=cuda_graph)
+        step = training_step(compiled, task)
+        losses.append([step().item() for _ in range(stage.WARM_UPS + 4)])  # a GCN fills a cache in its first call
+        with place.waiting_refused():
+            last = step()
+        losses[-1].append(last.item())
+    (variant,) = (v for variants in gqc.state_of(compiled).variants.values() for v in variants)
+    (usage,) = (part.graphed.usage for part in variant.steps if isinstance(part, CompiledStage) and part.graphed)
+    off = max(abs(a - b) / abs(a) for a, b in zip(*losses, strict=True))
+    counts = {"forwards": usage.forwards, "backwards": usage.backwards, "else": "; ".join(usage.lines())}
+    return {"model": name, "loss": losses[0][-1], "replayed loss": losses[1][-1], "off by": off, **counts}
 
 
 def _int8_chain(task: Task) -> Callable[[Tensor], Tensor]:

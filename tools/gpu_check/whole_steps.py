@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import gqc
+from gqc.cuda_graph.stage import WARM_UPS
 from tools.gpu_check.graphs import Law, Task, draw, laws
 from tools.gpu_check.models import MODELS, net, sparse_adjacency, training_step
 from tools.gpu_check.place import Place
 from tools.gpu_check.record import Found, attempt
 
 _OURS = "gqc int8"
+_REPLAYED = "gqc int8, CUDA graphs"
 _COMPILED_LAWS = ("arxiv",)  # torch.compile takes half a minute a model
 
 
@@ -40,6 +42,8 @@ def whole_steps(place: Place, until: float, law: str) -> Found:
                 "PyG fp32": lambda m=model: training_step(copy.deepcopy(m), task),
                 "PyG bf16 autocast": lambda m=model: training_step(copy.deepcopy(m), task, autocast=True),
             }
+            if not place.dry:
+                makers[_REPLAYED] = lambda m=model: training_step(gqc.compile(copy.deepcopy(m), cuda_graph=True), task)
             if name != "gat":
                 makers["PyG cuSPARSE fp32"] = lambda n=name, m=model: _on_cusparse(place, n, size, m, task)
             if law in _COMPILED_LAWS and not place.dry:
@@ -67,7 +71,8 @@ def _compare(
         try:
             step = make()
             losses[contestant] = float(step())  # fills what the model caches
-            step()  # compiled at the latest now
+            for _ in range(WARM_UPS + 2 if contestant == _REPLAYED else 1):
+                step()  # compiled and recorded at the latest now
             peaks[contestant] = place.peak_bytes(step)
         except torch.cuda.OutOfMemoryError:
             found.rows.append({"step": title, "contestant": contestant, "ms": "out of memory"})
