@@ -83,6 +83,25 @@ def _sddmm(
     return ops.sddmm(g, op, lhs, rhs, lhs_target, rhs_target).to(dtype)
 
 
+def _gat(g: list[Tensor], el: Tensor, er: Tensor, u: Values, _: Any, *options: Any) -> Any:
+    return ops.gat(g, el, er, u, None, *options)
+
+
+def _gat_bwd(
+    g: list[Tensor],
+    el: Tensor,
+    er: Tensor,
+    max: Tensor,
+    sum: Tensor,
+    u: Values,
+    _: Any,
+    grad: Values,
+    __: Any,
+    *options: Any,
+) -> Any:
+    return ops.gat_bwd(g, el, er, max, sum, u, None, grad, None, *options)
+
+
 def _dequantize(x: Values, _: Any, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
@@ -133,6 +152,8 @@ EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qspmm.default: _spmm,
     ops.qspmm_cmp.default: _spmm_cmp,
     ops.qsddmm.default: _sddmm,
+    ops.gat.default: _gat,
+    ops.gat_bwd.default: _gat_bwd,
     ops.dequantize.default: _dequantize,
     ops.qgemm_int4.default: _gemm_int4,
     ops.qspmm_int4.default: _spmm_int4,

@@ -16,6 +16,8 @@ from gqc.passes.nodes import IDENTITIES, aten, is_tensor
 ops = torch.ops.gqc
 
 GEMM, SPMM, SDDMM, EDGE_SOFTMAX, TYPED_MM = "gemm", "spmm", "sddmm", "edge_softmax", "typed_mm"
+ATTENTION = "attention"
+"""SDDMM, edge softmax and SPMM in one, made by :func:`gqc.passes.fuse_attention.fuse_attention`."""
 
 KINDS = {
     aten.mm.default: GEMM,
@@ -47,9 +49,9 @@ class Primitive:
     """The mark of a primitive, ``node.meta["gqc"]``.
 
     Attributes:
-        kind: one of the values of :data:`KINDS`.
+        kind: one of the values of :data:`KINDS`, or :data:`ATTENTION`.
         op: what it computes: ``"nn"``, ``"nt"``, ``"tn"``, ``"tt"`` for a GEMM by the transposition of its operands,
-            ``"copy_lhs"``, ``"mul"``, ``"dot"``, ``"max"``, ... otherwise.
+            ``"copy_lhs"``, ``"mul"``, ``"dot"``, ``"max"``, ``"gat"``, ... otherwise.
         half: ``"forward"`` or ``"backward"``.
         kept: why it stays in full precision; ``None``: it is quantized, or not yet decided.
         bits: width of its quantized operands, 2 to 8.

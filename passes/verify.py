@@ -16,6 +16,7 @@ from gqc.passes.nodes import by_name, mutates, source
 from gqc.passes.primitive import KINDS, MOST_PACKED_BITS, mark, ops
 
 _INT4_FORMS = (ops.qgemm_int4.default, ops.qspmm_int4.default, ops.qsddmm_int4.default)
+_FUSED = (ops.gat.default, ops.gat_bwd.default)
 _INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default, *_INT4_FORMS)
 _QUANTIZE = {ops.quantize.default: WIDTHS, ops.quantize_int4.default: range(WIDTHS.start, MOST_PACKED_BITS + 1)}
 
@@ -52,7 +53,7 @@ def verify(joint: JointGraph, after: str, found: bool = True, before: Interface 
             continue
         if node.op != "get_attr" and "val" not in node.meta and not mutates(node):
             fail(node, "it has no fake value")
-        if found and (node.target in KINDS or node.target in _INT8_FORMS) and mark(node) is None:
+        if found and node.target in (*KINDS, *_INT8_FORMS, *_FUSED) and mark(node) is None:
             fail(node, "a primitive without a mark")
         for wrong in (*_wrong_operands(node), *_wrong_rounding(node)):
             fail(node, wrong)
@@ -75,13 +76,18 @@ def verify_decided(joint: JointGraph, after: str) -> None:
     """
     for node in joint.graph.nodes:
         primitive = mark(node)
-        if primitive is not None and (primitive.kept is None) != (node.target in _INT8_FORMS):
+        if primitive is not None and (primitive.kept is None) != _is_int8(node):
             wrong = f"{primitive.kind} is neither kept with a reason nor in int8"
             raise PassError(f"pass {after} left node {node.name} ({node.target}): {wrong}")
 
 
+def _is_int8(node: fx.Node) -> bool:
+    """Whether a primitive computes on int8 operands; a fused one takes both int8 and floats."""
+    return node.target in _INT8_FORMS or (node.target in _FUSED and by_name(node)["u_scale"] is not None)
+
+
 def _wrong_operands(node: fx.Node) -> Iterator[str]:
-    if node.target not in _INT8_FORMS:
+    if node.target not in (*_INT8_FORMS, *_FUSED):
         return
     for schema, argument in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]
         if schema.name.endswith("_scale") and isinstance(argument, fx.Node):

@@ -36,6 +36,8 @@ SIGNATURES = {
     "qsddmm": "iiippppppipp",
     "edge_softmax": "iiipppip",
     "edge_softmax_bwd": "iiippppip",
+    "gat": "iiipppppppiifpiifpppp",
+    "gat_bwd": "iiiippppppppppppppiifpiifppppp",
     # quantize
     "absmax": "piip",
     "quantize": "piippiiipp",

@@ -52,13 +52,15 @@ inline Words multiply(Words words, uint64_t factor) {
 #endif
 }
 
-// random[i] = bits of element first * kBlockElements + i. Element 2i and 2i+1 of a block take the low and the high half
-// of output word i, which is the order of the halves in memory on a little-endian machine.
-inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kBlocks * kBlockElements]) {
+// random[i] = bits of element i % kBlockElements of block block_of(i / kBlockElements). Element 2i and 2i+1 of a block
+// take the low and the high half of output word i, which is the order of the halves in memory on a little-endian
+// machine.
+template <typename BlockOf>
+inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_t random[kBlocks * kBlockElements]) {
     uint64_t block_pairs[kBlocks][2];
     for (int group = 0; group < kBlocks; group += kWords) {
         Words c0, c1, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
-        for (int lane = 0; lane < kWords; ++lane) c0[lane] = first + static_cast<uint64_t>(group + lane);
+        for (int lane = 0; lane < kWords; ++lane) c0[lane] = block_of(group + lane);
         c1 = c0 >> 32;
         uint32_t key0 = stream.key[0], key1 = stream.key[1];
         for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -77,6 +79,11 @@ inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kB
         }
     }
     std::memcpy(random, block_pairs, sizeof block_pairs);
+}
+
+// random[i] = bits of element first * kBlockElements + i.
+inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kBlocks * kBlockElements]) {
+    random_blocks(stream, [&](int block) { return first + static_cast<uint64_t>(block); }, random);
 }
 
 }  // namespace gqc::GQC_ISA

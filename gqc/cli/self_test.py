@@ -14,6 +14,7 @@ from gqc.runtime.reference import int4
 from gqc.runtime.reference.dropout import dropout, dropout_backward
 from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
 from gqc.runtime.reference.fused_gemm import qgemm_int8, quantize_qgemm, relu_backward
+from gqc.runtime.reference.gat import gat, gat_bwd
 from gqc.runtime.reference.gemm import qgemm
 from gqc.runtime.reference.pointwise import pointwise
 from gqc.runtime.reference.qsddmm import qsddmm
@@ -86,6 +87,19 @@ def _edge_softmax(x: _Inputs) -> Pairs:
     grad = x.random(*out.shape)
     backward = x.ops.edge_softmax_bwd(x.g, out, grad), edge_softmax_bwd(x.g, out, grad)
     return [(x.ops.edge_softmax(x.g, x.e), out), backward]
+
+
+def _gat(x: _Inputs) -> Pairs:
+    of_sources, of_targets = (y.view(-1, 3, _WIDTH // 3) for y in (x.u, x.v))
+    (u, u_scale), (grad, grad_scale) = x.int8(of_sources), x.int8(of_targets)
+    el, er = of_sources.sum(-1), of_targets.sum(-1)
+    options = (0.2, 0.4, x.seed, 9, torch.float32)
+    out = gat(x.g, el, er, u, u_scale, *options)
+    backward = (x.g, el, er, *out[2:], u, u_scale, grad, grad_scale, *options)
+    return [
+        *zip(x.ops.gat(x.g, el, er, u, u_scale, *options), out, strict=True),
+        *zip(x.ops.gat_bwd(*backward), gat_bwd(*backward), strict=True),
+    ]
 
 
 def _typed_mm(x: _Inputs) -> Pairs:
@@ -182,6 +196,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "spmm_cmp": _spmm_cmp,
     "sddmm": _sddmm,
     "edge_softmax": _edge_softmax,
+    "gat": _gat,
     "segment_mm": _typed_mm,
     "quantize": _quantize,
     "qgemm": _qgemm,
