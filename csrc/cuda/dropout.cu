@@ -46,14 +46,7 @@ __device__ __forceinline__ void drop(const T* x, int64_t n, const int64_t* seed,
 #pragma unroll 1
     for (int64_t start = grid_thread() / kWarp * kOfWarp; start < n; start += warps * kOfWarp) {
         const int64_t first = start + lane_id() * kEight;
-        const uint4 words = stream.words(static_cast<uint64_t>(first / kEight));
-        const uint32_t random[4] = {words.x, words.y, words.z, words.w};
-        uint32_t bits = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            bits |= static_cast<uint32_t>((random[i] & 0xffffu) >= least) << (2 * i);
-            bits |= static_cast<uint32_t>((random[i] >> 16) >= least) << (2 * i + 1);
-        }
+        const uint32_t bits = kept_of_eight(stream.words(static_cast<uint64_t>(first / kEight)), least);
         if (first < n) mask[first / kEight] = static_cast<uint8_t>(bits & ((1u << count_of_eight(first, n)) - 1u));
 #pragma unroll
         for (int v = 0; v < kEight / kVector<T>; ++v) {

@@ -38,3 +38,15 @@ struct Philox {
         return make_uint4(c0, c1, c2, c3);
     }
 };
+
+// Bit i is set where element i of a block is kept, which is where its random number is at least `least`.
+__device__ __forceinline__ uint32_t kept_of_eight(uint4 words, uint32_t least) {
+    const uint32_t random[4] = {words.x, words.y, words.z, words.w};
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        bits |= static_cast<uint32_t>((random[i] & 0xffffu) >= least) << (2 * i);
+        bits |= static_cast<uint32_t>((random[i] >> 16) >= least) << (2 * i + 1);
+    }
+    return bits;
+}

@@ -82,7 +82,7 @@ __device__ __forceinline__ int going_on_slot(int share) {
 
 // The warp works on its share, if it is one of the `count`. `sum` has
 //     look_ahead(entry)       told before add() of the first entry that will be added
-//     add(first, last)        the entries first .. last - 1, starting from nothing
+//     add(row, first, last)   the row's entries first .. last - 1, starting from nothing
 //     finish(row)             what was added is all of the row
 //     keep(slot)              it is a piece of a row
 // cut_rows[share] gets the cut row that begins in the share, or -1.
@@ -112,7 +112,7 @@ __device__ __forceinline__ void sum_share(const Shares& shares, int64_t count, S
     while (row < shares.rows && left > 0) {
         const int end = shares.begin(row + 1), length = end - first;
         const bool is_cut = goes_on || length > shares.cost;
-        sum.add(first, is_cut ? first + min(left, length) : end);
+        sum.add(row, first, is_cut ? first + min(left, length) : end);
         if (is_cut) {
             sum.keep(goes_on ? going_on_slot(share) : beginning_slot(share));
             if (is_first_of_features && !goes_on) cut_rows[share] = row;

@@ -221,7 +221,7 @@ class NeighbourSum {
         if (w_kind_) indices_from(neighbours_.w_rows, entry, neighbours_.entries, neighbours_.is_int64, w_row_);
     }
 
-    __device__ __forceinline__ void add(int first, int last) {
+    __device__ __forceinline__ void add(int, int first, int last) {
 #pragma unroll
         for (int i = 0; i < V; ++i) sum_[i] = 0;
         while (first < last) {

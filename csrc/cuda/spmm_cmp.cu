@@ -117,7 +117,7 @@ class BestOfNeighbours {
         indices_from(x_rows_, first + group_ * kBatch, entries_, winners_.is_int64, row_);
     }
 
-    __device__ __forceinline__ void add(int first, int last) {
+    __device__ __forceinline__ void add(int, int first, int last) {
 #pragma unroll
         for (int k = 0; k < V; ++k) best_[k] = nothing(Value());
         while (first < last) {

@@ -74,7 +74,7 @@ class ElementSum {
         if (operation_ != kCopy) indices_from(rhs_.rows, entry, entries_, is_int64_, rhs_row_);
     }
 
-    __device__ __forceinline__ void add(int first, int last) {
+    __device__ __forceinline__ void add(int, int first, int last) {
 #pragma unroll
         for (int k = 0; k < V; ++k) sum_[k] = 0;
         while (first < last) {

@@ -20,6 +20,12 @@ _MOST_COST = 131_072  # of a share, whose INT8 products are added up in int32
 _SHARES = 128  # on a multiprocessor, several times as many as it runs at once, so that all end at about the same time
 _MOST_ENTRIES = 2**31 - 1024  # positions, nodes and edge ids are read as 32 bits
 
+JOIN_SUMS = {
+    True: Kernel("join_sums_int32", "piiiiippipppp"),
+    False: Kernel("join_sums_f32", "piiiiippipppp"),
+}
+"""Adds up the pieces of cut rows, by whether these are int32: takes two scales, the width, pieces, rows and outputs."""
+
 
 class Matrix(NamedTuple):
     """A compressed matrix; the first six arguments of every kernel that works on shares of its rows are its own.

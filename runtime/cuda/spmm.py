@@ -19,7 +19,6 @@ _ELEMENTS = 2  # features of a lane in spmm_elements
 
 _NEIGHBOURS = "piiiiippppppiiipiiipppp"
 _EACH_ELEMENT = "piiiiiipppiipppiiiipiiipppp"
-_JOIN = "piiiiippipppp"
 
 
 class _Vectors(NamedTuple):
@@ -54,7 +53,6 @@ _ELEMENT_SUM = {
     True: Kernel("spmm_elements_int32", _EACH_ELEMENT),
     False: Kernel("spmm_elements_f32", _EACH_ELEMENT),
 }
-_JOIN_SUMS = {True: Kernel("join_sums_int32", _JOIN), False: Kernel("join_sums_f32", _JOIN)}
 
 
 class _Operand(NamedTuple):
@@ -169,7 +167,7 @@ def _sum(
         matrix, pieces = _sum_elements(*where, is_exact, op, lhs, rhs, layout, out, absmax)
     rows_of.join(
         target,
-        _JOIN_SUMS[is_exact],
+        rows_of.JOIN_SUMS[is_exact],
         matrix,
         layout.width,
         *(lhs.scale, rhs.scale, layout.width, *_addresses(pieces), out, absmax),

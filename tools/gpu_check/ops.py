@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import edge_softmax as softmax_reference
+from gqc.runtime.reference import gat as gat_reference
 from gqc.runtime.reference import sddmm as sddmm_reference
 from gqc.runtime.reference import spmm as spmm_reference
 from gqc.runtime.relation import from_edges
@@ -195,6 +196,23 @@ def _edge_softmax(x: Inputs) -> Iterator[Case]:
     yield Case("masked and bad logits", "edge_softmax", (x.graphs[0], logits), exact=False)
 
 
+def _gat(x: Inputs) -> Iterator[Case]:
+    for g in x.graphs:
+        for heads, width in ((8, 16), (3, 20), (1, 47), (4, 12), (2, 5), (1, 600)):
+            el, er = (4 * x.floats(nodes, heads) for nodes in (x.sources, x.targets))
+            u, grad = (x.sources, heads, width), (x.targets, heads, width)
+            float_sides = (x.floats(*u), None), (x.floats(*grad), None)
+            for kind, sides in (("INT8", (x.int8(*u), x.int8(*grad))), ("float", float_sides)):
+                for p in (0.0, 0.6):
+                    label = f"{heads} x {width} {kind}, p = {p}, {g[0].dtype}"
+                    options = (0.2, p, x.seed, 7, FLOAT)
+                    arguments = (g, el, er, *sides[0], *options)
+                    yield Case(label, "gat", arguments, False, gat_reference.gat)
+                    softmax = gqc_ops.gat(*arguments)[2:]
+                    arguments = (g, el, er, *softmax, *sides[0], *sides[1], *options)
+                    yield Case(label, "gat_bwd", arguments, False, gat_reference.gat_bwd)
+
+
 FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "quantize": _quantize,
     "gemm": _gemm,
@@ -203,6 +221,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "spmm_cmp": _spmm_cmp,
     "sddmm": _sddmm,
     "edge_softmax": _edge_softmax,
+    "gat": _gat,
 }
 """The cases of each family of ops by name."""
 

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.relation import reverse
 from tools.gpu_check.graphs import Task, draw, laws
 from tools.gpu_check.place import Place
 from tools.gpu_check.record import Found, attempt
@@ -41,7 +43,7 @@ def dense(place: Place, until: float) -> Found:
 
 
 def sparse(place: Place, until: float, law: str) -> Found:
-    """SPMM, SDDMM and edge softmax on a graph of one of :func:`laws`."""
+    """SPMM, SDDMM, edge softmax and GAT's edge phase on a graph of one of :func:`laws`."""
     task = draw(laws(place.dry)[law], place.device)
     return _time(place, until, _sparse(place, task, 16 if place.dry else 128, law))
 
@@ -172,6 +174,7 @@ def _sparse(place: Place, task: Task, width: int, law: str) -> Iterator[Bout]:
         },
         (("torch fp32", "gqc fp32"),),
     )
+    yield from _attention(place, task, width, law)
     logits = torch.randn(edges, _HEADS, device=place.device)
     alpha, grad = ops.edge_softmax(g, logits), torch.randn_like(logits)
     target = task.edge_index[1]
@@ -187,6 +190,60 @@ def _sparse(place: Place, task: Task, width: int, law: str) -> Iterator[Bout]:
             "torch ops": lambda: _softmax_gradient_of_torch(alpha, grad, target, nodes),
         },
         (("torch ops", "gqc"),),
+    )
+
+
+def _attention(place: Place, task: Task, width: int, law: str) -> Iterator[Bout]:
+    """GAT's edge phase in one op beside the ops that it stands for, with the dropout that GAT's authors use."""
+    ops, g, nodes, edges = torch.ops.gqc, task.g, len(task.x), len(task.g[1])
+    slope, p, node = 0.2, 0.6, 0
+    seed = torch.tensor([3, 0], device=place.device)
+    el, er = (torch.randn(nodes, _HEADS, device=place.device) for _ in range(2))
+    u, grad = (torch.randn(nodes, _HEADS, width // _HEADS, device=place.device) for _ in range(2))
+    uq, gradq = (ops.quantize(x, None, seed, 0, 8, True) for x in (u, grad))
+    options = (slope, p, seed, node, FLOAT)
+
+    def weights() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logits = ops.sddmm(g, "add", el[..., None], er[..., None], "u", "v")
+        alpha = ops.edge_softmax(g, F.leaky_relu(logits, slope))
+        return logits, alpha, *ops.dropout(alpha, p, seed, node)
+
+    def of_torch() -> Tensor:
+        source, target = task.edge_index
+        logits = F.leaky_relu(el[source] + er[target], slope)
+        alpha = F.dropout(_softmax_of_torch(logits, target, nodes), p)
+        return torch.zeros_like(u).index_add_(0, target, alpha[..., None] * u[source])
+
+    forward: Contestants = {
+        "gqc int8": lambda: ops.gat(g, el, er, *uq, *options),
+        "gqc fp32": lambda: ops.gat(g, el, er, u, None, *options),
+        "gqc int8, op by op": lambda: ops.qspmm(g, "mul", *uq, weights()[2], None, FLOAT),
+        "gqc fp32, op by op": lambda: ops.spmm(g, "mul", u, weights()[2]),
+    }
+    if 4 * edges * width <= _MOST_GATHERED:
+        forward["torch fp32"] = of_torch
+    ratios = (("gqc int8, op by op", "gqc int8"), ("gqc fp32, op by op", "gqc fp32"), ("torch fp32", "gqc int8"))
+    title = f"{law}, {_HEADS} heads, D = {width}"
+    yield Bout(f"GAT edge phase {title}", forward, ratios)
+
+    softmax = ops.gat(g, el, er, *uq, *options)[2:]
+    logits, alpha, dropped, mask = weights()
+
+    def op_by_op() -> tuple[Tensor, ...]:
+        d_u = ops.qspmm(reverse(g), "mul", *gradq, dropped, None, FLOAT)[0]
+        d_alpha = ops.dropout_backward(ops.qsddmm(g, "dot", *uq, *gradq, "u", "v", FLOAT), mask, p)
+        d_logits = ops.edge_softmax_bwd(g, alpha, d_alpha)
+        d_logits = torch.where(logits > 0, d_logits, slope * d_logits)
+        return d_u, *(ops.spmm(h, "copy_rhs", None, d_logits) for h in (reverse(g), g))
+
+    yield Bout(
+        f"GAT edge phase backward {title}",
+        {
+            "gqc int8": lambda: ops.gat_bwd(g, el, er, *softmax, *uq, *gradq, *options),
+            "gqc fp32": lambda: ops.gat_bwd(g, el, er, *softmax, u, None, grad, None, *options),
+            "gqc int8, op by op": op_by_op,
+        },
+        (("gqc int8, op by op", "gqc int8"), ("gqc int8, op by op", "gqc fp32")),
     )
 
 
