@@ -129,9 +129,8 @@ struct Call {
 struct Target {
     const Result& result;
     void* to;
-    double* sums;  // of each chunk and column
-    Philox stream;
-    float limit, inverse;  // of an int8 result
+    double* sums;       // of each chunk and column
+    Rounding rounding;  // of an int8 result
 
     void write(Worker& worker, int64_t index, int64_t chunk) const {
         const Plan& plan = worker.plan;
@@ -154,23 +153,9 @@ struct Target {
             case Form::absmax:
                 return worker.raise_largest(index);
             case Form::int8:
-                return round(values, first, count, static_cast<int8_t*>(to) + first);
+                return rounding.apply(values, first, count, static_cast<int8_t*>(to) + first);
             default:
                 with_form(to, result.form, [&](auto* out) { store_run(values, count, out + first); });
-        }
-    }
-
-    void round(const float* values, int64_t first, int64_t count, int8_t* q) const {
-        if (inverse == 0) {
-            std::memset(q, 0, static_cast<size_t>(count));
-            return;
-        }
-        for (int64_t at = 0; at < count; at += kRoundedChunk) {
-            const int64_t run = count - at < kRoundedChunk ? count - at : kRoundedChunk;
-            if (result.parameters[2])
-                quantize_chunk<true>(stream, values - first, first + at, run, inverse, limit, q + at);
-            else
-                quantize_chunk<false>(stream, values - first, first + at, run, inverse, limit, q + at);
         }
     }
 
@@ -213,18 +198,15 @@ GQC_KERNEL(pointwise)(int64_t threads, const int64_t* numbers, const void* const
         if (error) return error;
     }
     Target* const targets = reinterpret_cast<Target*>(memory.get());
-    static const int64_t no_seed[2] = {};
     for (int64_t i = 0, at = 0, sum = 0; i < plan.results; ++i) {
         const Result& result = plan.result[i];
-        float inverse = 0, limit = 0;
+        const int64_t* rounding = result.parameters;
+        float unused;
         void* const to = outputs[at++];
-        if (result.form == Form::int8) {
-            limit = static_cast<float>((1 << (result.parameters[1] - 1)) - 1);
-            inverse = inverse_scale(float_of(largest[i]), limit, static_cast<float*>(outputs[at++]));
-        }
+        float* const scale = result.form == Form::int8 ? static_cast<float*>(outputs[at++]) : &unused;
         double* const columns = sums.get() + (result.sum == Sum::first_axis ? sum++ : 0) * sums_each;
-        const Philox stream(result.parameters[2] ? seed : no_seed, result.parameters[0]);
-        new (targets + i) Target{result, to, columns, stream, limit, inverse};
+        new (targets + i) Target{result, to, columns,
+                                 Rounding(seed, rounding[0], rounding[1], rounding[2], float_of(largest[i]), scale)};
     }
     const Error error = call.run(threads, [&](Worker& worker, int64_t chunk) {
         for (int64_t i = 0; i < plan.results; ++i) targets[i].write(worker, i, chunk);
