@@ -165,7 +165,7 @@ def chain(x: Case) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("kinds", KINDS, ids=" and ".join)
 @pytest.mark.parametrize("p", [0.0, 0.5])
-def test_equals_the_chain(backend: str, kinds: tuple[str, str], p: float) -> None:
+def test_equals_the_chain(isa: str, kinds: tuple[str, str], p: float) -> None:
     for kind, shape in (("hub", (4, 32)), ("isolated", (3, 7)), ("parallel", (8, 16)), ("bipartite", (1, 20))):
         x = case(graph(kind), shape, kinds, p)
         out, _, _, _, d_u, _, d_el, d_er = x.both(gqc)

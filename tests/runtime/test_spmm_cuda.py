@@ -113,6 +113,20 @@ def test_sums_of_edge_features_in_edge_order(index: torch.dtype) -> None:
         assert torch.equal(got[0], want[0])
 
 
+@pytest.mark.parametrize("reducer", ["sum", "mean", "max", "min"])
+def test_segment_reduce_of_short_empty_and_long_runs(reducer: str) -> None:
+    pytest.importorskip("dgl")
+    from gqc.capture.dgl.segments import segment_reduce
+
+    lengths = torch.cat([torch.tensor([0, 1, 2500, 0, 33]), torch.randint(0, 9, (40,)), torch.zeros(1)]).long()
+    for shape in ((1,), (7,), (3, 16)):
+        x = torch.randn(int(lengths.sum()), *shape)
+        got, want = on_both(lambda x=x: (segment_reduce(lengths, x, reducer),))
+        assert_near(got[0], want[0])
+        if reducer in ("max", "min"):
+            assert torch.equal(got[0], want[0])
+
+
 @pytest.mark.parametrize("width", [1, 47, 64])
 def test_float32_sums_have_one_order(width: int) -> None:
     g, results = hub_graph(), []

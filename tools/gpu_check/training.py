@@ -71,7 +71,7 @@ def replay(place: Place, until: float) -> Found:
     """
     found, law = Found(), _law(place)
     task = draw(law, torch.device("cpu")).to(place.device)
-    chains = {"quantize, GEMM, SPMM, SDDMM, softmax": _int8_chain(task), "compiled GCN": None}
+    chains = {"quantize, GEMM, SPMM, SDDMM, softmax, GAT": _int8_chain(task), "compiled GCN": None}
     with place.running():
         for name, chain in chains.items():
             attempt(found, name, lambda chain=chain: _replay(place, chain or _compiled(place, task), task.x))
@@ -121,7 +121,10 @@ def _int8_chain(task: Task) -> Callable[[Tensor], Tensor]:
         h = ops.quantize(hidden, absmax, seed, 2, 8, True)
         logits = ops.qsddmm(g, "dot", *h, *h, "u", "v", float32)
         alpha = ops.edge_softmax(g, logits)
-        return ops.qspmm(g, "mul", *h, alpha, None, float32)[0]
+        out = ops.qspmm(g, "mul", *h, alpha, None, float32)[0]
+        heads, ends = h[0].view(-1, 4, 8), hidden.view(-1, 4, 8).sum(-1)
+        attended = ops.gat(g, ends, ends, heads, h[1], 0.2, 0.5, seed, 3, float32)[0]
+        return out + attended.flatten(1)
 
     return chain
 
