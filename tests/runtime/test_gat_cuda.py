@@ -9,10 +9,12 @@ from torch import Tensor
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.cuda import gat as launcher
 from gqc.runtime.cuda import rows as rows_of
+from gqc.runtime.reference import gat as reference
+from gqc.runtime.relation import from_edges
 from tests.emu import emulator
 from tests.runtime.backends import CUDA, on_backend
 from tests.runtime.graph_cases import assert_near, graph, hub_graph
-from tests.runtime.test_gat import Case, assert_equal_to_reference, case
+from tests.runtime.test_gat import Case, assert_equal_to_reference, case, exact
 
 gqc = torch.ops.gqc
 
@@ -112,3 +114,14 @@ def test_draws_cover_the_heads_of_a_tile_and_aligned_ones_take_no_more() -> None
                     last = min(first + shape.heads_of_tile, heads) - 1
                     blocks = (edge * heads + last) // 8 - (edge * heads + first) // 8 + 1
                     assert blocks <= shape.random_blocks <= -(-shape.heads_of_tile // 8) + 1
+
+
+def test_a_hub_of_a_hundred_thousand_edges() -> None:
+    edges = 110_000
+    dst = torch.where(torch.rand(edges) < 0.95, 1, torch.randint(0, 4, (edges,))).int()
+    g = from_edges(torch.randint(0, 200, (edges,)).int(), dst, 200, 4)
+    x = case(g, (1, 4), p=0.5)
+    got, want = on_cuda(x), exact(x).both(reference)
+    for i in (0, 2, 3, 4):  # out, the maximum and the sum, d_u
+        assert_near(got[i], want[i], 1e-4)
+    assert_near(torch.cat(got[6:]), torch.cat(want[6:]), 1e-4)  # d_er cancels
