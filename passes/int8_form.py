@@ -11,8 +11,7 @@ from torch import fx
 
 from gqc.passes.nodes import aten, is_tensor
 from gqc.passes.primitive import factors, is_scalar, operands, ops
-
-DTYPES = (torch.float32, torch.bfloat16)
+from gqc.runtime.kernels import DTYPES
 
 Quantized = Callable[[fx.Node], tuple[fx.Node, fx.Node]]
 """Gives the int8 values and the scale of an operand."""

@@ -26,7 +26,7 @@ def keep_full_precision(joint: JointGraph, policy: Policy) -> Report:
     Requires: :func:`find_primitives`.
     Does: sets :attr:`Primitive.kept` for primitives
 
-    1. without an int8 form, or whose operands are neither float32 nor bfloat16;
+    1. without an int8 form, or whose operands are not float32, bfloat16 or float16;
     2. that ``Policy.keep`` names, and their backward unless it names a single node;
     3. that feed an edge softmax, or a softmax that primitives follow, with no primitive between (unless
        ``attention_logits="int8"``), because an error of a logit becomes a factor of an attention weight, and their

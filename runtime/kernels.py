@@ -16,6 +16,9 @@ from gqc.runtime.buffers import POOL
 if TYPE_CHECKING:
     from gqc.runtime.cuda.target import Argument, Target
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Those of the elements that quantized ops read and write, by the number that stands for them in kernels' arguments."""
+
 _emulator: Target | None = None
 
 
@@ -57,6 +60,11 @@ def pointer(tensor: Tensor, dtype: torch.dtype) -> int:
         f"a kernel needs a contiguous CPU or CUDA tensor of {dtype} and got {tensor.dtype} on {tensor.device} "
         f"with strides {tensor.stride()}: convert it first"
     )
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The argument of a kernel that stands for one of :data:`DTYPES`."""
+    return DTYPES.index(dtype)
 
 
 def empty(on: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:

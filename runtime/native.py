@@ -44,6 +44,9 @@ SIGNATURES = {
     "quantize_int4": "piiippiiipp",
     "unpack_int4": "piip",
     "dequantize": "ppiip",
+    # pack_bits
+    "pack_bits": "piiip",
+    "unpack_bits": "piiip",
     # gemm
     "qgemm": "ppippiiiiiippiippp",
     "quantize_qgemm": "pippiiippppiiiippiippp",

@@ -14,13 +14,15 @@ constexpr int64_t kRoundedChunk = kBlocks * kBlockElements;
 
 template <typename T>
 inline float absmax(int64_t threads, const T* x, int64_t n) {
-    uint32_t largest = 0;
+    decltype(magnitude_bits(*x)) largest = 0;
 #pragma omp parallel for simd reduction(max : largest) num_threads(team(threads, n)) schedule(static)
     for (int64_t i = 0; i < n; ++i) {
-        const uint32_t m = magnitude(load(x[i]));
+        const auto m = magnitude_bits(x[i]);
         largest = m > largest ? m : largest;
     }
-    return float_of(largest);
+    T found;
+    std::memcpy(&found, &largest, sizeof found);
+    return load(found);
 }
 
 // clamp(floor(x * inverse + r), -limit, limit); clamping first keeps the conversion to int in range.
@@ -37,10 +39,12 @@ template <bool stochastic, typename T>
 inline void quantize_chunk(const Philox& stream, const T* x, int64_t first, int64_t count, float inverse, float limit,
                            int8_t* q) {
     alignas(64) uint16_t random[kRoundedChunk];
+    alignas(64) float scratch[kRoundedChunk];
     if (stochastic) random_bits(stream, static_cast<uint64_t>(first / kBlockElements), random);
+    const float* values = floats(x, count, scratch);
     for (int64_t i = 0; i < count; ++i) {
         const float r = stochastic ? static_cast<float>(random[i]) * (1.0f / 65536.0f) : 0.5f;
-        q[i] = rounded(load(x[i]), inverse, limit, r);
+        q[i] = rounded(values[i], inverse, limit, r);
     }
 }
 

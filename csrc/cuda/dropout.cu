@@ -12,7 +12,8 @@ __device__ __forceinline__ void load_vector(const float* from, float (&x)[4]) {
     const float4 v = global_load<float4>(from);
     x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
-__device__ __forceinline__ void load_vector(const bfloat16* from, float (&x)[kEight]) {
+template <typename T>
+__device__ __forceinline__ void load_vector(const T* from, float (&x)[kEight]) {
     load_vectors(from, x);
 }
 
@@ -67,27 +68,18 @@ __device__ __forceinline__ void drop_backward(const T* grad, int64_t n, const ui
 
 // x, out: n elements; seed: two numbers; mask: (n + 7) / 8 bytes, of which bit i of byte j says that element 8 j + i is
 // kept, which is where its random number is at least `threshold`: 0 keeps every element, 65536 none.
-GQC_GLOBAL(256)
-dropout_f32(const float* x, int64_t n, const int64_t* seed, int64_t node, int64_t threshold, float scale, float* out,
-            uint8_t* mask) {
-    drop(x, n, seed, node, threshold, scale, out, mask);
-}
-GQC_EXPORT(dropout_f32)
+#define GQC_DROPOUT(SUFFIX, T)                                                                                         \
+    GQC_GLOBAL(256)                                                                                                    \
+    dropout_##SUFFIX(const T* x, int64_t n, const int64_t* seed, int64_t node, int64_t threshold, float scale, T* out, \
+                     uint8_t* mask) {                                                                                  \
+        drop(x, n, seed, node, threshold, scale, out, mask);                                                           \
+    }                                                                                                                  \
+    GQC_EXPORT(dropout_##SUFFIX)
+GQC_OF_EACH_TYPE(GQC_DROPOUT)
 
-GQC_GLOBAL(256)
-dropout_bf16(const bfloat16* x, int64_t n, const int64_t* seed, int64_t node, int64_t threshold, float scale,
-             bfloat16* out, uint8_t* mask) {
-    drop(x, n, seed, node, threshold, scale, out, mask);
-}
-GQC_EXPORT(dropout_bf16)
-
-GQC_GLOBAL(256) dropout_backward_f32(const float* grad, int64_t n, const uint8_t* mask, float scale, float* out) {
-    drop_backward(grad, n, mask, scale, out);
-}
-GQC_EXPORT(dropout_backward_f32)
-
-GQC_GLOBAL(256)
-dropout_backward_bf16(const bfloat16* grad, int64_t n, const uint8_t* mask, float scale, bfloat16* out) {
-    drop_backward(grad, n, mask, scale, out);
-}
-GQC_EXPORT(dropout_backward_bf16)
+#define GQC_DROPOUT_BACKWARD(SUFFIX, T)                                                                             \
+    GQC_GLOBAL(256) dropout_backward_##SUFFIX(const T* grad, int64_t n, const uint8_t* mask, float scale, T* out) { \
+        drop_backward(grad, n, mask, scale, out);                                                                   \
+    }                                                                                                               \
+    GQC_EXPORT(dropout_backward_##SUFFIX)
+GQC_OF_EACH_TYPE(GQC_DROPOUT_BACKWARD)

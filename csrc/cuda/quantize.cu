@@ -2,7 +2,10 @@
 
 #include "cuda/absmax.cuh"
 #include "cuda/int4.cuh"
+#include "cuda/packed_tile.cuh"
 #include "cuda/rounding.cuh"
+
+using Int4Tile = PackedTile<2>;
 
 template <typename T>
 __device__ __forceinline__ void absmax(const T* x, int64_t n, float* out) {
@@ -59,17 +62,17 @@ template <typename T>
 __device__ __forceinline__ void quantize_int4_rows(const T* x, int64_t rows, int64_t width, const float* absmax,
                                                    float limit, const int64_t* seed, int64_t node, uint8_t* packed,
                                                    float* scale) {
-    GQC_SHARED(uint8_t, values, 2 * PackedTile::kBytes + 2 * kEight);
+    GQC_SHARED(uint8_t, values, 2 * Int4Tile::kBytes + 2 * kEight);
     const Rounding round(*absmax, limit);
     const RoundingBits random(seed, node);
     if (grid_thread() == 0) *scale = round.scale;
     const bool vectors = is_aligned(x, 16);
-    const int64_t n = rows * width, tiles = (rows * int4_bytes(width) + PackedTile::kBytes - 1) / PackedTile::kBytes;
+    const int64_t n = rows * width, tiles = Int4Tile::tiles(rows, width);
 #pragma unroll 1
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-        const PackedTile tile(t, rows, width);
-        bool pair;
-        const int64_t block = tile.element(0, pair) / kEight, last = tile.element(tile.count - 1, pair) + pair;
+        const Int4Tile tile(t, rows, width);
+        int count;
+        const int64_t block = tile.value(0, count) / kEight, last = tile.value(tile.count - 1, count) + count - 1;
         for (int64_t b = block + threadIdx.x; b <= last / kEight; b += blockDim.x) {
             float eight[kEight];
             load_eight(x + b * kEight, count_of_eight(b * kEight, n), vectors, eight);
@@ -78,9 +81,9 @@ __device__ __forceinline__ void quantize_int4_rows(const T* x, int64_t rows, int
         }
         __syncthreads();
         for (int i = threadIdx.x; i < tile.count; i += blockDim.x) {
-            const int at = static_cast<int>(tile.element(i, pair) - block * kEight);
-            const uint32_t low = values[at] & 15u, high = pair ? values[at + 1] & 15u : 0u;
-            packed[t * PackedTile::kBytes + i] = static_cast<uint8_t>(low | high << 4);
+            const int at = static_cast<int>(tile.value(i, count) - block * kEight);
+            const uint32_t low = values[at] & 15u, high = count == 2 ? values[at + 1] & 15u : 0u;
+            packed[t * Int4Tile::kBytes + i] = static_cast<uint8_t>(low | high << 4);
         }
         __syncthreads();
     }
@@ -118,61 +121,43 @@ __device__ __forceinline__ void dequantize(const int8_t* q, const float* scale, 
 }
 
 // out: 0 on entry; the largest |x|, NaN if x holds a NaN, else Inf if it holds an Inf.
-GQC_GLOBAL(256) absmax_f32(const float* x, int64_t n, float* out) {
-    absmax(x, n, out);
-}
-GQC_EXPORT(absmax_f32)
-
-GQC_GLOBAL(256) absmax_bf16(const bfloat16* x, int64_t n, float* out) {
-    absmax(x, n, out);
-}
-GQC_EXPORT(absmax_bf16)
+#define GQC_ABSMAX(SUFFIX, T)                                            \
+    GQC_GLOBAL(256) absmax_##SUFFIX(const T* x, int64_t n, float* out) { \
+        absmax(x, n, out);                                               \
+    }                                                                    \
+    GQC_EXPORT(absmax_##SUFFIX)
+GQC_OF_EACH_TYPE(GQC_ABSMAX)
 
 // absmax: one float, at least the largest |x|; limit: the largest value; seed: two numbers, or null to round to
 // nearest; q: n bytes; scale: one float.
-GQC_GLOBAL(256)
-quantize_f32(const float* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node, int8_t* q,
-             float* scale) {
-    quantize(x, n, absmax, limit, seed, node, q, scale);
-}
-GQC_EXPORT(quantize_f32)
-
-GQC_GLOBAL(256)
-quantize_bf16(const bfloat16* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node,
-              int8_t* q, float* scale) {
-    quantize(x, n, absmax, limit, seed, node, q, scale);
-}
-GQC_EXPORT(quantize_bf16)
+#define GQC_QUANTIZE(SUFFIX, T)                                                                                   \
+    GQC_GLOBAL(256)                                                                                               \
+    quantize_##SUFFIX(const T* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node, \
+                      int8_t* q, float* scale) {                                                                  \
+        quantize(x, n, absmax, limit, seed, node, q, scale);                                                      \
+    }                                                                                                             \
+    GQC_EXPORT(quantize_##SUFFIX)
+GQC_OF_EACH_TYPE(GQC_QUANTIZE)
 
 // As quantize for limit <= 7 and rows of even width, n elements in all; packed: n / 2 bytes.
-GQC_GLOBAL(256)
-quantize_int4_f32(const float* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node,
-                  uint8_t* packed, float* scale) {
-    quantize(x, n, absmax, limit, seed, node, packed, scale);
-}
-GQC_EXPORT(quantize_int4_f32)
+#define GQC_QUANTIZE_INT4(SUFFIX, T)                                                                                   \
+    GQC_GLOBAL(256)                                                                                                    \
+    quantize_int4_##SUFFIX(const T* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node, \
+                           uint8_t* packed, float* scale) {                                                            \
+        quantize(x, n, absmax, limit, seed, node, packed, scale);                                                      \
+    }                                                                                                                  \
+    GQC_EXPORT(quantize_int4_##SUFFIX)
+GQC_OF_EACH_TYPE(GQC_QUANTIZE_INT4)
 
-GQC_GLOBAL(256)
-quantize_int4_bf16(const bfloat16* x, int64_t n, const float* absmax, float limit, const int64_t* seed, int64_t node,
-                   uint8_t* packed, float* scale) {
-    quantize(x, n, absmax, limit, seed, node, packed, scale);
-}
-GQC_EXPORT(quantize_int4_bf16)
-
-// As quantize_int4 for rows of any width; packed: [rows, int4_bytes(width)] bytes.
-GQC_GLOBAL(256)
-quantize_int4_rows_f32(const float* x, int64_t rows, int64_t width, const float* absmax, float limit,
-                       const int64_t* seed, int64_t node, uint8_t* packed, float* scale) {
-    quantize_int4_rows(x, rows, width, absmax, limit, seed, node, packed, scale);
-}
-GQC_EXPORT(quantize_int4_rows_f32)
-
-GQC_GLOBAL(256)
-quantize_int4_rows_bf16(const bfloat16* x, int64_t rows, int64_t width, const float* absmax, float limit,
-                        const int64_t* seed, int64_t node, uint8_t* packed, float* scale) {
-    quantize_int4_rows(x, rows, width, absmax, limit, seed, node, packed, scale);
-}
-GQC_EXPORT(quantize_int4_rows_bf16)
+// As quantize_int4 for rows of any width; packed: [rows, (width + 1) / 2] bytes.
+#define GQC_QUANTIZE_INT4_ROWS(SUFFIX, T)                                                                  \
+    GQC_GLOBAL(256)                                                                                        \
+    quantize_int4_rows_##SUFFIX(const T* x, int64_t rows, int64_t width, const float* absmax, float limit, \
+                                const int64_t* seed, int64_t node, uint8_t* packed, float* scale) {        \
+        quantize_int4_rows(x, rows, width, absmax, limit, seed, node, packed, scale);                      \
+    }                                                                                                      \
+    GQC_EXPORT(quantize_int4_rows_##SUFFIX)
+GQC_OF_EACH_TYPE(GQC_QUANTIZE_INT4_ROWS)
 
 // packed: n / 2 bytes, rows of even width; q: n bytes. A thread writes 16 bytes.
 GQC_GLOBAL(256) unpack_int4(const uint8_t* packed, int64_t n, int8_t* q) {
@@ -192,30 +177,27 @@ GQC_GLOBAL(256) unpack_int4(const uint8_t* packed, int64_t n, int8_t* q) {
 }
 GQC_EXPORT(unpack_int4)
 
-// As unpack_int4 for rows of any width; packed: [rows, int4_bytes(width)] bytes; q: rows * width bytes.
+// As unpack_int4 for rows of any width; packed: [rows, (width + 1) / 2] bytes; q: rows * width bytes.
 GQC_GLOBAL(256) unpack_int4_rows(const uint8_t* packed, int64_t rows, int64_t width, int8_t* q) {
-    const int64_t tiles = (rows * int4_bytes(width) + PackedTile::kBytes - 1) / PackedTile::kBytes;
+    const int64_t tiles = Int4Tile::tiles(rows, width);
 #pragma unroll 1
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-        const PackedTile tile(t, rows, width);
+        const Int4Tile tile(t, rows, width);
         for (int i = threadIdx.x; i < tile.count; i += blockDim.x) {
-            bool pair;
-            const int64_t at = tile.element(i, pair);
-            const uint2 values = unpacked_eight(packed[t * PackedTile::kBytes + i]);
+            int count;
+            const int64_t at = tile.value(i, count);
+            const uint2 values = unpacked_eight(packed[t * Int4Tile::kBytes + i]);
             q[at] = static_cast<int8_t>(byte_of(values.x, 0));
-            if (pair) q[at + 1] = static_cast<int8_t>(byte_of(values.x, 1));
+            if (count == 2) q[at + 1] = static_cast<int8_t>(byte_of(values.x, 1));
         }
     }
 }
 GQC_EXPORT(unpack_int4_rows)
 
 // out: n elements.
-GQC_GLOBAL(256) dequantize_f32(const int8_t* q, const float* scale, int64_t n, float* out) {
-    dequantize(q, scale, n, out);
-}
-GQC_EXPORT(dequantize_f32)
-
-GQC_GLOBAL(256) dequantize_bf16(const int8_t* q, const float* scale, int64_t n, bfloat16* out) {
-    dequantize(q, scale, n, out);
-}
-GQC_EXPORT(dequantize_bf16)
+#define GQC_DEQUANTIZE(SUFFIX, T)                                                                 \
+    GQC_GLOBAL(256) dequantize_##SUFFIX(const int8_t* q, const float* scale, int64_t n, T* out) { \
+        dequantize(q, scale, n, out);                                                             \
+    }                                                                                             \
+    GQC_EXPORT(dequantize_##SUFFIX)
+GQC_OF_EACH_TYPE(GQC_DEQUANTIZE)

@@ -81,3 +81,9 @@ __device__ __forceinline__ bool is_finite(float x) {
 __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
+
+// Defines a family of kernels, one a type of elements: KERNEL(name of the type in its symbol, type).
+#define GQC_OF_EACH_TYPE(KERNEL) \
+    KERNEL(f32, float)           \
+    KERNEL(bf16, bfloat16)       \
+    KERNEL(f16, float16)

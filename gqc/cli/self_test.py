@@ -16,6 +16,7 @@ from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
 from gqc.runtime.reference.fused_gemm import qgemm_int8, quantize_qgemm, relu_backward
 from gqc.runtime.reference.gat import gat, gat_bwd
 from gqc.runtime.reference.gemm import qgemm
+from gqc.runtime.reference.pack_bits import pack_bits, unpack_bits
 from gqc.runtime.reference.pointwise import pointwise
 from gqc.runtime.reference.qsddmm import qsddmm
 from gqc.runtime.reference.qspmm import qspmm, qspmm_cmp
@@ -185,6 +186,16 @@ def _dropout(x: _Inputs) -> Pairs:
     return [(out, expected), (mask, kept), backward]
 
 
+def _pack_bits(x: _Inputs) -> Pairs:
+    pairs = []
+    for bits in (1, 2, 4):
+        values = (x.u.abs() * 7).to(torch.uint8)
+        packed = pack_bits(values, bits)
+        unpacked = x.ops.unpack_bits(packed, bits, _WIDTH), unpack_bits(packed, bits, _WIDTH)
+        pairs += [(x.ops.pack_bits(values, bits), packed), unpacked]
+    return pairs
+
+
 def _pointwise(x: _Inputs) -> Pairs:
     program = "v0 = mul(x0, x1); v1 = keep(0.4, 9); v2 = drop(v0, v1, 0.4); v3 = gelu(v2); return float32(v3), bits(v1)"
     arguments = ([x.u, x.u[:, :1].contiguous()], x.seed, f"{program}, float32(sum(v3, 0)), int8(v0, 3, 8, 1)")
@@ -205,6 +216,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "qsddmm": _qsddmm,
     "int4": _int4,
     "dropout": _dropout,
+    "pack_bits": _pack_bits,
     "pointwise": _pointwise,
 }
 """Every family of ops by name."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from gqc.runtime.cuda.target import Argument, Kernel, Target, launch, strided_blocks
+from gqc.runtime.cuda.target import Argument, Target, launch, of_each_type, strided_blocks
 
 _THREADS = 256
-_DROPOUT = {False: Kernel("dropout_f32", "pipiifpp"), True: Kernel("dropout_bf16", "pipiifpp")}
-_DROPOUT_BACKWARD = {
-    False: Kernel("dropout_backward_f32", "pipfp"),
-    True: Kernel("dropout_backward_bf16", "pipfp"),
-}
+_DROPOUT = of_each_type("dropout", "pipiifpp")
+_DROPOUT_BACKWARD = of_each_type("dropout_backward", "pipfp")
 
 
 def dropout(
     target: Target,
     x: Argument,
-    is_bf16: bool,
+    dtype: int,
     n: int,
     seed: Argument,
     node: int,
@@ -27,16 +24,16 @@ def dropout(
     """Write what is kept of ``n`` elements and the mask, one bit each."""
     if n:
         grid = strided_blocks(target, n, 8 * _THREADS)
-        launch(target, _DROPOUT[is_bf16], grid, _THREADS, x, n, seed, node, threshold, scale, out, mask)
+        launch(target, _DROPOUT[dtype], grid, _THREADS, x, n, seed, node, threshold, scale, out, mask)
 
 
 def dropout_backward(
-    target: Target, grad: Argument, is_bf16: bool, n: int, mask: Argument, scale: float, out: Argument
+    target: Target, grad: Argument, dtype: int, n: int, mask: Argument, scale: float, out: Argument
 ) -> None:
     """Write the gradient of :func:`dropout`."""
     if n:
-        grid = strided_blocks(target, n, (8 if is_bf16 else 4) * _THREADS)
-        launch(target, _DROPOUT_BACKWARD[is_bf16], grid, _THREADS, grad, n, mask, scale, out)
+        grid = strided_blocks(target, n, (8 if dtype else 4) * _THREADS)
+        launch(target, _DROPOUT_BACKWARD[dtype], grid, _THREADS, grad, n, mask, scale, out)
 
 
 LAUNCHERS = (dropout, dropout_backward)

@@ -5,34 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gqc.runtime.cuda.target import Argument, Kernel, Target, launch, strided_blocks
+from gqc.runtime.cuda.pack_bits import TILE
+from gqc.runtime.cuda.target import Argument, Kernel, Target, launch, of_each_type, strided_blocks
 
 _THREADS = 256
 _OF_THREAD = 8  # elements
-_TILE = 2048  # packed bytes that a block works on together, PackedTile::kBytes of csrc/cuda/int4.cuh
 
-_ABSMAX = {False: Kernel("absmax_f32", "pip"), True: Kernel("absmax_bf16", "pip")}
-_QUANTIZE = {False: Kernel("quantize_f32", "pipfpipp"), True: Kernel("quantize_bf16", "pipfpipp")}
-_QUANTIZE_INT4 = {False: Kernel("quantize_int4_f32", "pipfpipp"), True: Kernel("quantize_int4_bf16", "pipfpipp")}
-_QUANTIZE_INT4_ROWS = {
-    False: Kernel("quantize_int4_rows_f32", "piipfpipp"),
-    True: Kernel("quantize_int4_rows_bf16", "piipfpipp"),
-}
+_ABSMAX = of_each_type("absmax", "pip")
+_QUANTIZE = of_each_type("quantize", "pipfpipp")
+_QUANTIZE_INT4 = of_each_type("quantize_int4", "pipfpipp")
+_QUANTIZE_INT4_ROWS = of_each_type("quantize_int4_rows", "piipfpipp")
 _UNPACK_INT4 = Kernel("unpack_int4", "pip")
 _UNPACK_INT4_ROWS = Kernel("unpack_int4_rows", "piip")
-_DEQUANTIZE = {False: Kernel("dequantize_f32", "ppip"), True: Kernel("dequantize_bf16", "ppip")}
+_DEQUANTIZE = of_each_type("dequantize", "ppip")
 
 
-def absmax(target: Target, x: Argument, is_bf16: bool, n: int, out: Argument) -> None:
+def absmax(target: Target, x: Argument, dtype: int, n: int, out: Argument) -> None:
     """Raise ``out`` to the largest magnitude of ``n`` elements."""
     if n:
-        launch(target, _ABSMAX[is_bf16], _grid(target, n, _OF_THREAD * _THREADS), _THREADS, x, n, out)
+        launch(target, _ABSMAX[dtype], _grid(target, n, _OF_THREAD * _THREADS), _THREADS, x, n, out)
 
 
 def quantize(
     target: Target,
     x: Argument,
-    is_bf16: bool,
+    dtype: int,
     n: int,
     largest: Argument,
     seed: Argument,
@@ -44,17 +41,17 @@ def quantize(
 ) -> None:
     """Round ``n`` elements to int8 ``q`` and write their scale; without ``largest`` it is looked for first."""
     if largest is None:
-        found = _largest(target, x, is_bf16, n)  # held until the kernel that reads it is launched
+        found = _largest(target, x, dtype, n)  # held until the kernel that reads it is launched
         largest = found.data_ptr()
     random = (seed if stochastic else None, node)
     grid = _grid(target, n, _OF_THREAD * _THREADS)
-    launch(target, _QUANTIZE[is_bf16], grid, _THREADS, x, n, largest, _limit(bits), *random, q, scale)
+    launch(target, _QUANTIZE[dtype], grid, _THREADS, x, n, largest, _limit(bits), *random, q, scale)
 
 
 def quantize_int4(
     target: Target,
     x: Argument,
-    is_bf16: bool,
+    dtype: int,
     rows: int,
     width: int,
     largest: Argument,
@@ -68,13 +65,13 @@ def quantize_int4(
     """Round a matrix to at most 4 bits, packed row by row."""
     n = rows * width
     if largest is None:
-        found = _largest(target, x, is_bf16, n)  # held until the kernel that reads it is launched
+        found = _largest(target, x, dtype, n)  # held until the kernel that reads it is launched
         largest = found.data_ptr()
     random = (seed if stochastic else None, node)
     if width % 2:
-        kernel, sizes, grid = _QUANTIZE_INT4_ROWS[is_bf16], (rows, width), _grid_of_tiles(target, rows, width)
+        kernel, sizes, grid = _QUANTIZE_INT4_ROWS[dtype], (rows, width), _grid_of_tiles(target, rows, width)
     else:
-        kernel, sizes, grid = _QUANTIZE_INT4[is_bf16], (n,), _grid(target, n, _OF_THREAD * _THREADS)
+        kernel, sizes, grid = _QUANTIZE_INT4[dtype], (n,), _grid(target, n, _OF_THREAD * _THREADS)
     launch(target, kernel, grid, _THREADS, x, *sizes, largest, _limit(bits), *random, packed, scale)
 
 
@@ -86,16 +83,16 @@ def unpack_int4(target: Target, packed: Argument, rows: int, width: int, q: Argu
         launch(target, _UNPACK_INT4, _grid(target, rows * width, 16 * _THREADS), _THREADS, packed, rows * width, q)
 
 
-def dequantize(target: Target, q: Argument, scale: Argument, n: int, is_bf16: bool, out: Argument) -> None:
-    """Write ``q * scale`` as float32 or bfloat16."""
+def dequantize(target: Target, q: Argument, scale: Argument, n: int, dtype: int, out: Argument) -> None:
+    """Write ``q * scale``."""
     if n:
-        grid = _grid(target, n, (8 if is_bf16 else 4) * _THREADS)
-        launch(target, _DEQUANTIZE[is_bf16], grid, _THREADS, q, scale, n, out)
+        grid = _grid(target, n, (8 if dtype else 4) * _THREADS)
+        launch(target, _DEQUANTIZE[dtype], grid, _THREADS, q, scale, n, out)
 
 
-def _largest(target: Target, x: Argument, is_bf16: bool, n: int) -> Tensor:
+def _largest(target: Target, x: Argument, dtype: int, n: int) -> Tensor:
     out = target.empty((), torch.float32).zero_()
-    absmax(target, x, is_bf16, n, out.data_ptr())
+    absmax(target, x, dtype, n, out.data_ptr())
     return out
 
 
@@ -108,7 +105,7 @@ def _grid(target: Target, work: int, per_block: int) -> int:
 
 
 def _grid_of_tiles(target: Target, rows: int, width: int) -> int:
-    return _grid(target, rows * ((width + 1) // 2), _TILE)
+    return _grid(target, rows * ((width + 1) // 2), TILE)
 
 
 LAUNCHERS = (absmax, quantize, quantize_int4, unpack_int4, dequantize)

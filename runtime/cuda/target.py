@@ -32,6 +32,11 @@ class Kernel(NamedTuple):
     arguments: str
 
 
+def of_each_type(name: str, arguments: str) -> tuple[Kernel, ...]:
+    """The kernels of GQC_OF_EACH_TYPE, by :func:`gqc.runtime.kernels.dtype_code`."""
+    return tuple(Kernel(f"{name}_{suffix}", arguments) for suffix in ("f32", "bf16", "f16"))
+
+
 class Target(Protocol):
     """A place where kernels run."""
 

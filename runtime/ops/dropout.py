@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gqc.runtime import kernels
-from gqc.runtime.kernels import pointer
+from gqc.runtime.kernels import dtype_code, pointer
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float
 
@@ -26,7 +26,7 @@ def _dropout(x: Tensor, p: float, seed: Tensor, node: int) -> tuple[Tensor, Tens
         x,
         "dropout",
         x.data_ptr(),
-        x.dtype is torch.bfloat16,
+        dtype_code(x.dtype),
         x.numel(),
         pointer(seed, torch.int64),
         node,
@@ -51,7 +51,7 @@ def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
         grad,
         "dropout_backward",
         grad.data_ptr(),
-        grad.dtype is torch.bfloat16,
+        dtype_code(grad.dtype),
         grad.numel(),
         pointer(mask, torch.uint8),
         _scale(p),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import kernels
-from gqc.runtime.kernels import pointer
+from gqc.runtime.kernels import dtype_code, pointer
 from gqc.runtime.ops.gemm import check_product, contiguous_operands, product_sizes
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float, check_quantize
@@ -88,7 +88,7 @@ def _qgemm_epilogue(
         *(pointer(a, torch.int8), pointer(a_scale, torch.float32), False),
         *(pointer(b, torch.int8), pointer(b_scale, torch.float32), False),
         *(m, n, k, trans_a, trans_b, *epilogue.first_arguments()),
-        *(dtype is torch.bfloat16, out.data_ptr(), absmax.data_ptr(), epilogue.positive_address()),
+        *(dtype_code(dtype), out.data_ptr(), absmax.data_ptr(), epilogue.positive_address()),
     )
     return out, absmax, epilogue.positive
 
@@ -137,10 +137,10 @@ def _quantize_qgemm(
     kernels.run(
         x,
         "quantize_qgemm",
-        *(x.data_ptr(), x.dtype is torch.bfloat16, None if absmax is None else pointer(absmax, torch.float32)),
+        *(x.data_ptr(), dtype_code(x.dtype), None if absmax is None else pointer(absmax, torch.float32)),
         *(None if seed is None else pointer(seed, torch.int64), node, bits, stochastic, q.data_ptr(), scale.data_ptr()),
         *(pointer(b, torch.int8), pointer(b_scale, torch.float32), m, n, k, trans_b, *epilogue.first_arguments()),
-        *(dtype is torch.bfloat16, out.data_ptr(), out_absmax.data_ptr(), epilogue.positive_address()),
+        *(dtype_code(dtype), out.data_ptr(), out_absmax.data_ptr(), epilogue.positive_address()),
     )
     return out, out_absmax, q, scale, epilogue.positive
 
@@ -192,7 +192,7 @@ def _qgemm_int8(
         "qgemm_int8",
         *(pointer(a, torch.int8), pointer(a_scale, torch.float32), pointer(b, torch.int8)),
         *(pointer(b_scale, torch.float32), m, n, k, trans_a, trans_b, *epilogue.first_arguments()),
-        *(None if seed is None else pointer(seed, torch.int64), node, bits, stochastic, dtype is torch.bfloat16),
+        *(None if seed is None else pointer(seed, torch.int64), node, bits, stochastic, dtype_code(dtype)),
         *(q.data_ptr(), scale.data_ptr(), epilogue.positive_address()),
     )
     return q, scale, epilogue.positive
@@ -233,7 +233,7 @@ def _relu_backward(grad: Tensor, positive: Tensor) -> Tensor:
     kernels.run(
         grad,
         "relu_backward",
-        *(grad.data_ptr(), grad.dtype is torch.bfloat16, rows, width, pointer(positive, torch.uint8), out.data_ptr()),
+        *(grad.data_ptr(), dtype_code(grad.dtype), rows, width, pointer(positive, torch.uint8), out.data_ptr()),
     )
     return out
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import kernels
-from gqc.runtime.kernels import pointer
+from gqc.runtime.kernels import dtype_code, pointer
 from gqc.runtime.ops.graph_arguments import check_floats, float32
 from gqc.runtime.ops.library import define
 from gqc.runtime.ops.quantize import check_quantize
@@ -52,7 +52,7 @@ def _quantize_int4(
     kernels.run(
         x,
         "quantize_int4",
-        *(x.data_ptr(), x.dtype is torch.bfloat16, rows if width else 0, width or 1),
+        *(x.data_ptr(), dtype_code(x.dtype), rows if width else 0, width or 1),
         None if absmax is None else pointer(absmax, torch.float32),
         None if seed is None else pointer(seed, torch.int64),
         *(node, bits, stochastic, packed.data_ptr(), scale.data_ptr()),

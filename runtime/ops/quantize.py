@@ -10,20 +10,18 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import kernels
-from gqc.runtime.kernels import pointer
+from gqc.runtime.kernels import DTYPES, dtype_code, pointer
 from gqc.runtime.ops.library import define, refuse_gradient
-
-FLOATS = (torch.float32, torch.bfloat16)
 
 
 def check_float(op: str, dtype: torch.dtype) -> None:
     """Raise unless quantized ops compute with the dtype.
 
     Raises:
-        KernelError: if it is neither float32 nor bfloat16.
+        KernelError: if it is none of float32, bfloat16 and float16.
     """
-    if dtype not in FLOATS:
-        raise KernelError(f"gqc.{op} knows float32 and bfloat16 and got {dtype}: convert the tensor first")
+    if dtype not in DTYPES:
+        raise KernelError(f"gqc.{op} knows float32, bfloat16 and float16 and got {dtype}: convert the tensor first")
 
 
 def check_quantize(op: str, x: Tensor, seed: Tensor | None, bits: int, stochastic: bool, most: int) -> None:
@@ -47,7 +45,7 @@ def _absmax(x: Tensor) -> Tensor:
     check_float("absmax", x.dtype)
     x = x.contiguous()
     out = kernels.new_absmax(x)
-    kernels.run(x, "absmax", x.data_ptr(), x.dtype is torch.bfloat16, x.numel(), out.data_ptr())
+    kernels.run(x, "absmax", x.data_ptr(), dtype_code(x.dtype), x.numel(), out.data_ptr())
     return out
 
 
@@ -66,7 +64,7 @@ def _quantize(
         x,
         "quantize",
         x.data_ptr(),
-        x.dtype is torch.bfloat16,
+        dtype_code(x.dtype),
         x.numel(),
         None if absmax is None else pointer(absmax, torch.float32),
         None if seed is None else pointer(seed, torch.int64),
@@ -96,7 +94,7 @@ def _dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         pointer(q, torch.int8),
         pointer(scale, torch.float32),
         q.numel(),
-        dtype is torch.bfloat16,
+        dtype_code(dtype),
         out.data_ptr(),
     )
     return out

@@ -28,7 +28,7 @@ def qgemm(
         trans_a: contract the first axis of ``a``.
         trans_b: contract the last axis of ``b``.
         bias: ``[N]`` or None.
-        dtype: float32 or bfloat16.
+        dtype: float32, bfloat16 or float16.
 
     Returns:
         (``[M, N]`` of ``dtype``, 0-dim float32 largest magnitude of it).

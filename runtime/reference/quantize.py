@@ -19,7 +19,7 @@ def quantize(
     """Round ``x`` to ``2**bits - 1`` levels.
 
     Args:
-        x: float32 or bfloat16, any shape.
+        x: float32, bfloat16 or float16, any shape.
         absmax_of_x: 0-dim float32, at least the largest magnitude of ``x``; None to look for it.
         seed: int64 tensor of 2 elements: number drawn for the step, step counter; None only to round to nearest.
         node: number of the graph node, so that each rounds with its own random bits.

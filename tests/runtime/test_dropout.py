@@ -9,6 +9,7 @@ import gqc.runtime.ops.dropout  # noqa: F401  registers the ops
 from gqc.runtime import native
 from gqc.runtime.reference import dropout as reference
 
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(0,), (1,), (7,), (8,), (129, 5), (64, 3, 4), (2100, 33)]
 
 
@@ -16,7 +17,7 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, tor
     return torch.randn(shape).to(dtype), torch.randint(2**62, (2,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.6, 1.0])
 def test_matches_reference(backend, dtype, shape, p):
@@ -30,7 +31,7 @@ def test_matches_reference(backend, dtype, shape, p):
     torch.testing.assert_close(back, reference.dropout_backward(grad, mask, p), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [1, 2, 4])
 def test_a_tensor_may_start_anywhere(backend, dtype, offset):
     x, seed = torch.randn(3000).to(dtype)[offset:], torch.randint(2**62, (2,))
@@ -84,7 +85,7 @@ def test_transposed_input():
     assert torch.equal(out, reference.dropout(x.t(), 0.5, seed, 1)[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_opcheck(dtype):
     x, seed = fresh((13, 5), dtype)
     torch.library.opcheck(torch.ops.gqc.dropout.default, (x, 0.5, seed, 1))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
-from gqc.runtime.ops.quantize import FLOATS
+from gqc.runtime.kernels import DTYPES
 from gqc.runtime.reference import fused_gemm as reference
 
 gqc = torch.ops.gqc
@@ -23,7 +23,7 @@ FLOAT, BFLOAT = torch.float32, torch.bfloat16
 
 shapes = st.tuples(st.integers(0, 70), st.integers(0, 140), st.integers(0, 300))
 epilogues = st.tuples(st.booleans(), st.booleans(), st.booleans())
-dtypes = st.sampled_from(FLOATS)
+dtypes = st.sampled_from(DTYPES)
 roundings = st.tuples(st.integers(2, 8), st.booleans())
 isas = st.sampled_from(native.isas())
 
@@ -180,7 +180,7 @@ def test_infinite_bias_and_scale_reach_the_result(isa: str) -> None:
     bias, row_scale = torch.randn(30), torch.randn(50)
     bias[3], bias[4], row_scale[7], row_scale[8] = math.inf, math.nan, -math.inf, math.nan
     operands = (int8(50, 20), torch.rand(()), int8(20, 30), torch.rand(()), False, False)
-    for dtype in FLOATS:
+    for dtype in DTYPES:
         same("qgemm_epilogue", *operands, bias, row_scale, True, dtype)
         same("qgemm_int8", *operands, bias, row_scale, True, SEED, 0, 8, True, dtype)
 

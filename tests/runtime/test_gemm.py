@@ -16,7 +16,7 @@ from gqc.runtime.reference import gemm as reference
 from tests.runtime.backends import BACKENDS, CUDA, on_backend
 
 gqc = torch.ops.gqc
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMS = [(False, False), (False, True), (True, False), (True, True)]
 UNIT = torch.tensor(1.0)
 

@@ -17,7 +17,7 @@ from tests.runtime.backends import BACKENDS, on_backend
 from tests.runtime.graph_cases import BROADCASTS, GRAPHS, assert_near, features, graph, large_graph, on_all_backends
 
 gqc = torch.ops.gqc
-FLOAT, BFLOAT = torch.float32, torch.bfloat16
+FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 FORMS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -41,7 +41,7 @@ def assert_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
     shape=st.lists(st.integers(0, 9), min_size=1, max_size=3),
     bits=st.integers(2, 4),
     stochastic=st.booleans(),
-    dtype=st.sampled_from([FLOAT, BFLOAT]),
+    dtype=st.sampled_from([FLOAT, BFLOAT, HALF]),
     backend=st.sampled_from(BACKENDS),
 )
 def test_quantize_and_unpack_equal_reference(
@@ -97,7 +97,7 @@ def test_levels_are_packed_as_documented() -> None:
     k=st.integers(0, 140),
     form=st.sampled_from(FORMS),
     has_bias=st.booleans(),
-    dtype=st.sampled_from([FLOAT, BFLOAT]),
+    dtype=st.sampled_from([FLOAT, BFLOAT, HALF]),
     backend=st.sampled_from(BACKENDS),
 )
 def test_qgemm_equals_reference(

@@ -17,7 +17,7 @@ from gqc.runtime.reference.philox import philox4x32
 from tests.runtime.backends import BACKENDS, on_backend
 
 gqc = torch.ops.gqc
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAN, INF = math.nan, math.inf
 
 
@@ -82,7 +82,8 @@ def test_equals_reference(
         q, scale = gqc.quantize(x, None, seed, node, bits, stochastic)
         assert_same((q, scale), reference.quantize(x, None, seed, node, bits, stochastic))
         for out in DTYPES:
-            assert torch.equal(gqc.dequantize(q, scale, out), reference.dequantize(q, scale, out))
+            want = reference.dequantize(q, scale, out)
+            torch.testing.assert_close(gqc.dequantize(q, scale, out), want, rtol=0, atol=0, equal_nan=True)
     assert q.numel() == 0 or q.abs().max() <= 2 ** (bits - 1) - 1
 
 
@@ -149,6 +150,22 @@ def test_zero_is_rounded_to_zero(backend: str) -> None:
     assert q[-1] == 127
 
 
+def test_every_float16_is_read_and_written_as_torch_does(backend: str) -> None:
+    """All of them: read by quantize and dropout, written by dequantize and dropout from what is read."""
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
+    largest, finite = torch.tensor(65504.0), x[x.isfinite()]
+    assert_same(
+        gqc.quantize(finite, None, None, 0, 8, False), reference.quantize(finite.float(), largest, None, 0, 8, False)
+    )
+    kept, _ = gqc.dropout(x, 0.0, draw_seed(), 0)
+    torch.testing.assert_close(kept, x, rtol=0, atol=0, equal_nan=True)
+    steps = torch.cat([torch.rand(20) * 2.0**e for e in range(-30, 12)])
+    q = torch.arange(-127, 128, dtype=torch.int8)
+    for step in steps:
+        want = (q.float() * step).half()
+        assert torch.equal(gqc.dequantize(q, step, torch.float16), want)
+
+
 def test_stochastic_rounding_is_unbiased(backend: str) -> None:
     """The mean of n rounded copies lies within 5 standard errors, of at most half a step / sqrt(n)."""
     points, n = torch.linspace(-1, 1, 33), 40_000
@@ -194,8 +211,8 @@ def test_views_are_read_in_row_major_order(backend: str) -> None:
 
 def test_refusals_say_what_is_wrong() -> None:
     x, seed = torch.randn(4), draw_seed()
-    with pytest.raises(KernelError, match=r"float32 and bfloat16 and got torch\.float16"):
-        gqc.quantize(x.half(), None, seed, 0, 8, True)
+    with pytest.raises(KernelError, match=r"float32, bfloat16 and float16 and got torch\.float64"):
+        gqc.quantize(x.double(), None, seed, 0, 8, True)
     with pytest.raises(KernelError, match=r"bits=9 is outside 2 \.\. 8"):
         gqc.quantize(x, None, seed, 0, 9, True)
     with pytest.raises(KernelError, match="stochastic rounding needs a seed"):

@@ -21,7 +21,7 @@ from tools.gpu_check.place import Place
 from tools.gpu_check.record import Found, attempt
 
 gqc_ops = torch.ops.gqc
-FLOAT, BFLOAT = torch.float32, torch.bfloat16
+FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 _BROADCASTS = [((4, 8), (4, 1)), ((2, 6), (1, 1)), ((1, 12), (3, 1)), ((2, 1, 6), (3, 1))]
 _TOLERANCE = 2e-5
 
@@ -84,7 +84,7 @@ class Inputs:
 
 def _quantize(x: Inputs) -> Iterator[Case]:
     for width in x.widths:
-        for dtype in (FLOAT, BFLOAT):
+        for dtype in (FLOAT, BFLOAT, HALF):
             values = x.floats(x.sources, width).to(dtype)
             label = f"width {width}, {dtype}"
             yield Case(label, "absmax", (values,))
@@ -98,6 +98,15 @@ def _quantize(x: Inputs) -> Iterator[Case]:
         yield Case(f"width {width}", "unpack_int4", (x.int4(x.sources, width)[0], [width]))
     for value in (0.0, float("nan"), float("inf"), 1e-42):
         yield Case(f"with {value}", "quantize", (torch.full((9, 5), value), None, x.seed, 5, 8, True))
+
+
+def _pack_bits(x: Inputs) -> Iterator[Case]:
+    for width in x.widths:
+        for bits in (1, 2, 4):
+            values = torch.randint(2**bits, (x.sources, width), generator=x.random, dtype=torch.uint8)
+            label = f"width {width}, {bits} bits"
+            yield Case(label, "pack_bits", (values, bits))
+            yield Case(label, "unpack_bits", (gqc_ops.pack_bits(values, bits), bits, width))
 
 
 def _gemm(x: Inputs) -> Iterator[Case]:
@@ -215,6 +224,7 @@ def _gat(x: Inputs) -> Iterator[Case]:
 
 FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "quantize": _quantize,
+    "pack_bits": _pack_bits,
     "gemm": _gemm,
     "fused_gemm": _fused_gemm,
     "spmm": _spmm,

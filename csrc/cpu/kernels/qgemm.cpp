@@ -26,8 +26,7 @@ void mask_row(const T* __restrict grad, int64_t width, const uint8_t* __restrict
 // a: [m, k], or [k, m] where trans_a; b: [k, n], or [n, k] where trans_b; int8, or 4-bit values two a byte where
 // a_packed or b_packed; a_scale, b_scale: one float; bias: n floats or null; row_scale: m floats or null; out: [m, n]
 // of `dtype`; absmax: one float; positive: [m, (n + 7) / 8] bytes, bit j % 8 of byte j / 8 of a row set where out is
-// not
-// <= 0, or null.
+// not <= 0, or null.
 GQC_KERNEL(qgemm)(int64_t threads, const void* a, const float* a_scale, int64_t a_packed, const void* b,
                   const float* b_scale, int64_t b_packed, int64_t m, int64_t n, int64_t k, int64_t trans_a,
                   int64_t trans_b, const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out,

@@ -43,24 +43,29 @@ Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, co
 
 template <typename T>
 void dequantize(int64_t threads, const int8_t* q, float scale, int64_t n, T* out) {
-#pragma omp parallel for simd num_threads(team(threads, n)) schedule(static)
-    for (int64_t i = 0; i < n; ++i) store(&out[i], static_cast<float>(q[i]) * scale);
+#pragma omp parallel for num_threads(team(threads, n)) schedule(static)
+    for (int64_t first = 0; first < n; first += kRoundedChunk) {
+        const int64_t count = n - first < kRoundedChunk ? n - first : kRoundedChunk;
+        alignas(64) float scratch[kRoundedChunk];
+        float* values = floats_for(out + first, scratch);
+        for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(q[first + i]) * scale;
+        store_all(values, count, out + first);
+    }
 }
 
 }  // namespace
 
-// x: n floats, or bfloat16 where is_bf16; out: one float, 0 for an empty tensor, NaN if x holds a NaN, else Inf if it
-// holds an Inf.
-GQC_KERNEL(absmax)(int64_t threads, const void* x, int64_t is_bf16, int64_t n, float* out) {
-    typed(x, is_bf16, [&](auto* values) { *out = absmax(threads, values, n); });
+// x: n elements; out: one float, 0 for an empty tensor, NaN if x holds a NaN, else Inf if it holds an Inf.
+GQC_KERNEL(absmax)(int64_t threads, const void* x, int64_t dtype, int64_t n, float* out) {
+    typed(x, dtype, [&](auto* values) { *out = absmax(threads, values, n); });
     return nullptr;
 }
 
 // largest: one float, at least the largest |x|, or null to look for it; seed: two int64, or null to round to
 // nearest; q: n bytes; scale: one float.
-GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t is_bf16, int64_t n, const float* largest,
+GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t dtype, int64_t n, const float* largest,
                      const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic, int8_t* q, float* scale) {
-    typed(x, is_bf16, [&](auto* values) {
+    typed(x, dtype, [&](auto* values) {
         const float found = largest ? *largest : absmax(threads, values, n);
         quantize(threads, values, n, Rounding(seed, node, bits, stochastic != 0, found, scale), q);
     });
@@ -68,11 +73,11 @@ GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t is_bf16, int64_t n,
 }
 
 // As quantize for a matrix [rows, width], width > 0, and bits <= 4; packed: [rows, int4_bytes(width)] bytes.
-GQC_KERNEL(quantize_int4)(int64_t threads, const void* x, int64_t is_bf16, int64_t rows, int64_t width,
+GQC_KERNEL(quantize_int4)(int64_t threads, const void* x, int64_t dtype, int64_t rows, int64_t width,
                           const float* largest, const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic,
                           uint8_t* packed, float* scale) {
     Error error = nullptr;
-    typed(x, is_bf16, [&](auto* values) {
+    typed(x, dtype, [&](auto* values) {
         const float found = largest ? *largest : absmax(threads, values, rows * width);
         const Rounding rounding(seed, node, bits, stochastic != 0, found, scale);
         error = quantize_int4(threads, values, rows, width, rounding, packed);
@@ -88,9 +93,9 @@ GQC_KERNEL(unpack_int4)(int64_t threads, const uint8_t* packed, int64_t rows, in
     return nullptr;
 }
 
-// out: n floats, or bfloat16 where is_bf16.
-GQC_KERNEL(dequantize)(int64_t threads, const int8_t* q, const float* scale, int64_t n, int64_t is_bf16, void* out) {
-    typed(out, is_bf16, [&](auto* values) { dequantize(threads, q, *scale, n, values); });
+// out: n elements.
+GQC_KERNEL(dequantize)(int64_t threads, const int8_t* q, const float* scale, int64_t n, int64_t dtype, void* out) {
+    typed(out, dtype, [&](auto* values) { dequantize(threads, q, *scale, n, values); });
     return nullptr;
 }
 
