@@ -73,6 +73,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "share_quantized": (sage, {}),
     "draw_masks": (Dropped, {}),
     "save_masks": (perceptron, {}),
+    "fuse_attention": (MODELS["gat"], {}),
     "schedule": (MODELS["rgcn"], {}),
 }
 """Model and policy that show a pass; what the pass does to it is in the page."""

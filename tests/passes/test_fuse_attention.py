@@ -1,0 +1,201 @@
+"""GAT's edge phase as one op: which chains are fused, what stays the same and what is no longer saved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gqc
+from gqc.passes import partition, run
+from gqc.passes.nodes import example
+from gqc.passes.report import KEPT, REPLACED, Report
+from gqc.policy import Policy
+from tests.passes.models import MODELS, WIDTH, GATConv, OnRelation, case, ops, reverse
+
+SKIP = ("fuse_attention",)
+
+
+def decided(model: OnRelation, **options: object) -> Report:
+    reports = run(case(model).joint, Policy(min_size=0, **options))
+    return next(r for r in reports if r.name == "fuse_attention")
+
+
+class Attention(OnRelation):
+    """A graph attention layer of which subclasses change a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 24) / 4)
+        self.left, self.right = (nn.Parameter(torch.randn(3, 8)) for _ in range(2))
+        self.out = nn.Linear(24, 5)
+
+    def run(self, g, x):
+        h = (x @ self.weight).view(-1, 3, 8)
+        left, right = ((h * a).sum(-1, keepdim=True) for a in (self.left, self.right))
+        logits = self.activation(ops.sddmm(g, "add", left, right, "u", "v"))
+        return self.attend(g, h, ops.edge_softmax(g, logits))
+
+    def activation(self, x):
+        return F.leaky_relu(x, 0.3)
+
+    def attend(self, g, h, a):
+        return self.out(ops.spmm(g, "mul", h, a).flatten(1))
+
+
+def test_fuses_every_layer_forward_and_backward():
+    for options in ({}, {"bits": 32}, {"rounding": "nearest"}):
+        report = decided(MODELS["gat"](), **options)
+        assert report.count() == {REPLACED: 4}
+        assert "edge_softmax_bwd" in str(report)
+    assert decided(Attention()).count() == {REPLACED: 2}
+
+
+def test_no_tensor_on_edges_is_left_or_saved():
+    saved = {}
+    for skip in ((), SKIP):
+        joint = case(MODELS["gat"]()).joint
+        run(joint, Policy(min_size=0, skip=skip))
+        halves = partition(joint)
+        nodes, edges = 37, 149
+        saved[skip] = {n: sum(s.nbytes() for s in halves.saved if n in map(example, s.shape)) for n in (nodes, edges)}
+    # Of 3 heads and of 1: the softmax and the leaky ReLU's mask, 5 bytes an edge and head, are gone; of a node and head
+    # el, er, the largest logit and the sum have come.
+    assert saved[SKIP][edges] == edges * 4 * 5
+    assert saved[()][edges] == 0
+    assert saved[()][nodes] - saved[SKIP][nodes] == nodes * 4 * 16
+
+
+class Returned(Attention):
+    """As DGL's GATConv with get_attention."""
+
+    def attend(self, g, h, a):
+        return super().attend(g, h, a), a
+
+
+class Twice(Attention):
+    def attend(self, g, h, a):
+        return super().attend(g, h, a) + super().attend(g, h * 2, a)
+
+
+class OtherEdges(Attention):
+    def attend(self, g, h, a):
+        return super().attend(reverse(g), h, a)
+
+
+class Elu(Attention):
+    def activation(self, x):
+        return F.elu(x)
+
+
+class Shifted(Attention):
+    """Logits that something else reads too."""
+
+    def activation(self, x):
+        return F.leaky_relu(x, 0.3) + 0 * x.detach().amax()
+
+
+class Wide(Attention):
+    """A weight for each feature."""
+
+    def run(self, g, x):
+        h = (x @ self.weight).view(-1, 3, 8)
+        a = ops.edge_softmax(g, F.leaky_relu(ops.sddmm(g, "add", h, h, "u", "v")))
+        return self.attend(g, h, a)
+
+
+class Dropped(Attention):
+    def attend(self, g, h, a):
+        return super().attend(g, h, F.dropout(a, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        (Returned, {}, "its weights are returned"),
+        (Twice, {}, "there are 2 sums of features with its weights in the forward"),
+        (OtherEdges, {}, "is no sum of weighted features along the same edges"),
+        (Elu, {}, "what it reads is no leaky ReLU"),
+        (Shifted, {}, "what it reads is no leaky ReLU"),
+        (Wide, {}, "has the shape"),
+        (Dropped, {"bits": 32}, "torch draws the mask of its dropout"),
+        (Attention, {"bits": 4}, "packed"),
+        (Attention, {"skip": ("share_quantized",)}, "read two copies of the gradient"),
+    ],
+)
+def test_says_why_a_chain_stays(model, options, reason):
+    report = decided(model(), **options)
+    assert report.count() == {KEPT: 1}
+    assert reason in report.decisions[0].reason
+
+
+def test_fuses_dropout_that_gqc_draws():
+    assert decided(Dropped()).count() == {REPLACED: 2}
+
+
+class TwoLayers(nn.Module):
+    """DGL's GATConv as users stack it."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        from dgl.nn import GATConv as Conv
+
+        self.conv1 = Conv(WIDTH, 8, 4, feat_drop=0.2, attn_drop=0.4, residual=True, activation=F.elu, **options)
+        self.conv2 = Conv(32, 6, 2, attn_drop=0.4, **options)
+
+    def forward(self, g, x: Tensor) -> Tensor:
+        return self.conv2(g, self.conv1(g, x).flatten(1)).mean(1)
+
+
+def step(skip: tuple[str, ...], train: bool = True, **options: object) -> tuple[list[Tensor], nn.Module]:
+    """Output and gradients of a step on a random graph, the same for each call."""
+    dgl = pytest.importorskip("dgl")
+    torch.manual_seed(3)
+    g = dgl.add_self_loop(dgl.graph((torch.randint(60, (300,)), torch.randint(60, (300,)))))
+    model = gqc.compile(TwoLayers().train(train), min_size=0, skip=skip, **options)
+    x = torch.randn(60, WIDTH)
+    with torch.set_grad_enabled(train):
+        out = model(g, x)
+    if train:
+        out.square().sum().backward()
+    return [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)], model
+
+
+@pytest.mark.parametrize("options", [{}, {"bits": 32}, {"keep_output_layer": False}], ids=str)
+def test_a_step_of_dgl_is_the_same(options):
+    (fused, model), (apart, _) = step((), **options), step(SKIP, **options)
+    assert len(fused) == len(apart) > 5
+    for a, b in zip(fused, apart, strict=True):
+        # A value beside the edge between two integers may be rounded to the other one.
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.01 * float(b.abs().max()) + 1e-6)
+    (stage,) = gqc.explain(model).variants[0].stages
+    report = next(r for r in stage.reports if r.name == "fuse_attention")
+    assert report.count() == ({KEPT: 2} if options.get("bits") == 32 else {REPLACED: 4})
+
+
+def test_inference_runs_the_forward_alone():
+    (fused, model), (apart, _) = step((), train=False), step(SKIP, train=False)
+    torch.testing.assert_close(fused[0], apart[0], rtol=0.02, atol=0.01)
+    report = next(r for r in gqc.explain(model).variants[0].stages[0].reports if r.name == "fuse_attention")
+    assert report.count() == {REPLACED: 2}
+
+
+def test_attention_of_a_layer_with_several_heads_needs_no_gradient_of_the_features():
+    """Where only the logits get a gradient the fused backward still gives it."""
+
+    class Frozen(Attention):
+        def attend(self, g, h, a):
+            return super().attend(g, h.detach(), a)
+
+    assert decided(Frozen()).count() == {REPLACED: 2}
+    assert decided(GATOnly()).count() == {REPLACED: 2}
+
+
+class GATOnly(OnRelation):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GATConv(WIDTH, 8, 3)
+
+    def run(self, g, x):
+        return self.conv(g, x)
