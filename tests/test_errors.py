@@ -165,7 +165,7 @@ def test_parameters_of_other_precision_train(model: type[nn.Module], dtype: torc
     exact = model()
     eager, compiled = pair(exact, bits=8, min_size=0)
     compiled.to(dtype)
-    graph, x = a_graph(), rows()
+    graph, x = a_graph(400), rows(400)  # rounding errors average out
     if dtype is torch.float64:
         assert_same(eager.double(), compiled, graph, x.double())
     else:  # DGL has no float16 on the CPU, and its bfloat16 rounds elsewhere

@@ -25,6 +25,7 @@ LATER = set(native.SIGNATURES) - set(LAUNCHERS)
 """Kernels that have no CUDA form yet."""
 
 
+@pytest.mark.long
 def test_a_dry_run_finds_nothing_wrong_and_leaves_out_only_what_needs_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.gpu_check", "--dry", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
