@@ -29,7 +29,7 @@ class Usage:
         if self.refusal:
             yield f"no CUDA graph: {self.refusal}"
         if self.recordings or not self.refusal:
-            counts = f"{self.forwards} forwards and {self.backwards} backwards replayed"
-            yield f"CUDA graph: {counts}, recorded {self.recordings} times"
+            replayed = f"{self.forwards} forwards and {self.backwards} backwards replayed"
+            yield f"CUDA graph: {replayed}, {self.recordings} forwards recorded"
         for reason, count in self.launched.most_common():
-            yield f"  not replayed, {count} times: {reason}"
+            yield f"  {count} not replayed: {reason}"
