@@ -47,6 +47,9 @@ SIGNATURES = {
     # pack_bits
     "pack_bits": "piiip",
     "unpack_bits": "piiip",
+    # compress_rows
+    "compress_rows": "piiiipiippp",
+    "decompress_rows": "pppiiiiip",
     # gemm
     "qgemm": "ppippiiiiiippiippp",
     "quantize_qgemm": "pippiiippppiiiippiippp",

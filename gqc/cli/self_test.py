@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4
+from gqc.runtime.reference.compress_rows import compress_rows, decompress_rows
 from gqc.runtime.reference.dropout import dropout, dropout_backward
 from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
 from gqc.runtime.reference.fused_gemm import qgemm_int8, quantize_qgemm, relu_backward
@@ -186,6 +187,13 @@ def _dropout(x: _Inputs) -> Pairs:
     return [(out, expected), (mask, kept), backward]
 
 
+def _compress_rows(x: _Inputs) -> Pairs:
+    compressed = compress_rows(x.u, 2, x.seed, 4, torch.float32)
+    got = x.ops.compress_rows(x.u, 2, x.seed, 4, torch.float32)
+    back = (*compressed, 2, _WIDTH, torch.float32)
+    return [*zip(got, compressed, strict=True), (x.ops.decompress_rows(*back), decompress_rows(*back))]
+
+
 def _pack_bits(x: _Inputs) -> Pairs:
     pairs = []
     for bits in (1, 2, 4):
@@ -217,6 +225,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "int4": _int4,
     "dropout": _dropout,
     "pack_bits": _pack_bits,
+    "compress_rows": _compress_rows,
     "pointwise": _pointwise,
 }
 """Every family of ops by name."""

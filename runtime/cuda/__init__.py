@@ -12,11 +12,23 @@ from collections.abc import Callable
 import torch
 
 from gqc.errors import KernelError
-from gqc.runtime.cuda import dropout, edge_softmax, gat, gemm, pack_bits, quantize, sddmm, segment_mm, spmm, spmm_cmp
+from gqc.runtime.cuda import (
+    compress_rows,
+    dropout,
+    edge_softmax,
+    gat,
+    gemm,
+    pack_bits,
+    quantize,
+    sddmm,
+    segment_mm,
+    spmm,
+    spmm_cmp,
+)
 from gqc.runtime.cuda.device import gpu
 from gqc.runtime.cuda.target import Argument, Target
 
-FAMILIES = (dropout, edge_softmax, gat, gemm, pack_bits, quantize, sddmm, segment_mm, spmm, spmm_cmp)
+FAMILIES = (compress_rows, dropout, edge_softmax, gat, gemm, pack_bits, quantize, sddmm, segment_mm, spmm, spmm_cmp)
 LAUNCHERS: dict[str, Callable[..., None]] = {
     function.__name__: function for family in FAMILIES for function in family.LAUNCHERS
 }

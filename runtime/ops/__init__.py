@@ -1,6 +1,7 @@
 """Importing this package registers every ``torch.ops.gqc`` operator, one family a module."""
 
 from gqc.runtime.ops import (
+    compress_rows,
     dropout,
     edge_softmax,
     fused_gemm,
@@ -20,6 +21,7 @@ from gqc.runtime.ops import (
 )
 
 __all__ = [
+    "compress_rows",
     "dropout",
     "edge_softmax",
     "fused_gemm",

@@ -26,7 +26,7 @@ def assert_packs(values: Tensor, bits: int) -> None:
     assert torch.equal(unpacked, values & (2**bits - 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(0, 40),
     width=st.integers(0, 70),

@@ -109,6 +109,16 @@ def _pack_bits(x: Inputs) -> Iterator[Case]:
             yield Case(label, "unpack_bits", (gqc_ops.pack_bits(values, bits), bits, width))
 
 
+def _compress_rows(x: Inputs) -> Iterator[Case]:
+    for width in x.widths:
+        for bits in (1, 2, 4, 8):
+            for dtype in (FLOAT, BFLOAT, HALF):
+                values, label = x.floats(x.sources, width).to(dtype), f"width {width}, {bits} bits, {dtype}"
+                yield Case(label, "compress_rows", (values, bits, x.seed, 5, BFLOAT))
+                compressed = gqc_ops.compress_rows(values, bits, x.seed, 5, FLOAT)
+                yield Case(label, "decompress_rows", (*compressed, bits, width, dtype))
+
+
 def _gemm(x: Inputs) -> Iterator[Case]:
     for m, n, k in x.gemms:
         for trans_a, trans_b in ((False, False), (False, True), (True, False)):
@@ -225,6 +235,7 @@ def _gat(x: Inputs) -> Iterator[Case]:
 FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "quantize": _quantize,
     "pack_bits": _pack_bits,
+    "compress_rows": _compress_rows,
     "gemm": _gemm,
     "fused_gemm": _fused_gemm,
     "spmm": _spmm,
