@@ -54,11 +54,11 @@ inline Words multiply(Words words, uint64_t factor) {
 
 // random[i] = bits of element i % kBlockElements of block block_of(i / kBlockElements). Element 2i and 2i+1 of a block
 // take the low and the high half of output word i, which is the order of the halves in memory on a little-endian
-// machine.
+// machine. Blocks from `blocks` on may be left out.
 template <typename BlockOf>
-inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_t random[kBlocks * kBlockElements]) {
-    uint64_t block_pairs[kBlocks][2];
-    for (int group = 0; group < kBlocks; group += kWords) {
+inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_t random[kBlocks * kBlockElements],
+                          int64_t blocks = kBlocks) {
+    for (int64_t group = 0; group < blocks; group += kWords) {
         Words c0, c1, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
         for (int lane = 0; lane < kWords; ++lane) c0[lane] = block_of(group + lane);
         c1 = c0 >> 32;
@@ -73,17 +73,18 @@ inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_
             key1 += 0xBB67AE85u;
         }
         const Words words01 = (c0 & 0xffffffffu) | (c1 << 32), words23 = (c2 & 0xffffffffu) | (c3 << 32);
+        uint64_t block_pairs[kWords][2];
         for (int lane = 0; lane < kWords; ++lane) {
-            block_pairs[group + lane][0] = words01[lane];
-            block_pairs[group + lane][1] = words23[lane];
+            block_pairs[lane][0] = words01[lane];
+            block_pairs[lane][1] = words23[lane];
         }
+        std::memcpy(random + group * kBlockElements, block_pairs, sizeof block_pairs);
     }
-    std::memcpy(random, block_pairs, sizeof block_pairs);
 }
 
 // random[i] = bits of element first * kBlockElements + i.
 inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kBlocks * kBlockElements]) {
-    random_blocks(stream, [&](int block) { return first + static_cast<uint64_t>(block); }, random);
+    random_blocks(stream, [&](int64_t block) { return first + static_cast<uint64_t>(block); }, random);
 }
 
 }  // namespace gqc::GQC_ISA

@@ -98,17 +98,24 @@ struct AttentionDropout {
     template <int Heads, typename Index>
     void drop_aligned(const Index* eids, int64_t count, float* values) const {
         const Philox stream(seed, node);
-        alignas(64) uint16_t random[kBlocks * kBlockElements];
+        alignas(64) uint16_t random[kBlocks * kBlockElements], drawn[kBlocks * Heads];
         for (int64_t first = 0; first < count; first += kBlocks) {
             const int64_t edges = count - first < kBlocks ? count - first : kBlocks;
-            const auto element = [&](int64_t i) { return static_cast<uint64_t>(eids[first + i]) * Heads; };
-            random_blocks(stream, [&](int i) { return i < edges ? element(i) / kBlockElements : 0; }, random);
-            for (int64_t i = 0; i < edges; ++i) {
-                const uint16_t* const drawn = random + i * kBlockElements + element(i) % kBlockElements;
-                float* const value = values + (first + i) * Heads;
-                for (int h = 0; h < Heads; ++h) value[h] *= drawn[h] >= threshold ? factor : 0.0f;
-            }
+            const Index* const ids = eids + first;
+            const auto element = [&](int64_t i) { return static_cast<uint64_t>(ids[i]) * Heads; };
+            random_blocks(
+                stream, [&](int64_t i) { return element(i < edges ? i : 0) / kBlockElements; }, random, edges);
+            for (int64_t i = 0; i < edges; ++i)
+                std::memcpy(drawn + i * Heads, random + i * kBlockElements + element(i) % kBlockElements,
+                            Heads * sizeof *drawn);
+            keep(drawn, edges * Heads, values + first * Heads);
         }
+    }
+
+    // drawn: one number for each value.
+    void keep(const uint16_t* __restrict drawn, int64_t count, float* __restrict values) const {
+        const int32_t least = static_cast<int32_t>(threshold);
+        for (int64_t i = 0; i < count; ++i) values[i] *= drawn[i] >= least ? factor : 0.0f;
     }
 
     // Any number of heads: up to 8 of them lie in two blocks.
@@ -126,15 +133,15 @@ struct AttentionDropout {
             const int64_t last = first + kUnits < units ? first + kUnits : units;
             random_blocks(
                 stream,
-                [&](int i) { return first + i / 2 < last ? element(first + i / 2) / kBlockElements + i % 2 : 0; },
-                random);
+                [&](int64_t i) { return first + i / 2 < last ? element(first + i / 2) / kBlockElements + i % 2 : 0; },
+                random, 2 * (last - first));
             for (int64_t unit = first; unit < last; ++unit) {
                 const int64_t head = unit % of_an_edge * kBlockElements;
                 const int64_t of_unit = heads - head < kBlockElements ? heads - head : kBlockElements;
                 const uint16_t* const drawn =
                     random + (unit - first) * 2 * kBlockElements + element(unit) % kBlockElements;
                 float* const value = values + unit / of_an_edge * heads + head;
-                for (int64_t h = 0; h < of_unit; ++h) value[h] *= drawn[h] >= threshold ? factor : 0.0f;
+                keep(drawn, of_unit, value);
             }
         }
     }

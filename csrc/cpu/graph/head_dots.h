@@ -24,6 +24,11 @@ class HeadDots {
 #else
     static constexpr int kSmallest = kExact ? 1 << 30 : 4;  // GCC's own vectors of a plain loop are the best there
 #endif
+#if defined(__AVX512VNNI__)
+    static constexpr bool kBiased = true;
+#else
+    static constexpr bool kBiased = false;
+#endif
     using Fixed = std::conditional_t<kExact, int8_t, float>;
 
   public:
@@ -32,32 +37,31 @@ class HeadDots {
           width_(width),
           unit_(unit_for(width)),
           units_(unit_ ? (width + unit_ - 1) / unit_ : 0),
-          fixed_(heads * (unit_ ? units_ * unit_ : width)),
-          excess_(heads + 3) {}
+          copy_(heads * stride()),
+          excess_(heads) {
+        if (excess_.ok()) excess_.clear();
+    }
 
-    bool ok() const { return fixed_.ok() && excess_.ok(); }
+    bool ok() const { return copy_.ok() && excess_.ok(); }
 
-    // Takes the row that stays.
-    void fix(const A* row) const {
-        const int64_t stride = unit_ ? units_ * unit_ : width_, again = unit_ ? stride - width_ : 0;
+    // Takes the row that stays, which must not go away.
+    void fix(const A* row) {
+        if constexpr (std::is_same_v<A, Fixed>) {
+            if (stride() == width_) {
+                fixed_ = row;
+                return set_excess();
+            }
+        }
+        const int64_t whole = stride() - unit_, again = stride() - width_;
         for (int64_t h = 0; h < heads_; ++h) {
-            Fixed* const to = fixed_.get() + h * stride;
+            Fixed* const to = copy_.get() + h * stride();
             const A* const from = row + h * width_;
-            const int64_t whole = unit_ ? (units_ - 1) * unit_ : width_;
             for (int64_t i = 0; i < whole; ++i) to[i] = static_cast<Fixed>(from[i]);
-            if (unit_) {
-                for (int64_t i = 0; i < unit_; ++i)
-                    to[whole + i] = i < again ? Fixed{} : static_cast<Fixed>(from[width_ - unit_ + i]);
-            }
+            for (int64_t i = 0; i < unit_; ++i)
+                to[whole + i] = i < again ? Fixed{} : static_cast<Fixed>(from[width_ - unit_ + i]);
         }
-        if constexpr (kExact) {
-            for (int64_t h = 0; h < heads_; ++h) {
-                int32_t sum = 0;
-                for (int64_t i = 0; i < stride; ++i) sum += fixed_[h * stride + i];
-                excess_[h] = 128 * sum;
-            }
-            for (int64_t h = 0; h < 3; ++h) excess_[heads_ + h] = excess_[h % heads_];
-        }
+        fixed_ = copy_.get();
+        set_excess();
     }
 
     // dots[(p - begin) * heads + h] = scale * <fixed row, x[rows[p]]> in head h, p = begin .. end; rows are fetched
@@ -65,37 +69,24 @@ class HeadDots {
     template <typename Index>
     void dot(const B* x, const Index* rows, int64_t begin, int64_t end, int64_t last, float scale, float* dots) const {
         const int64_t row = heads_ * width_;
-        int64_t h = 0, p = begin;
-        const int64_t count = (end - begin) * heads_;
-        const B* at = x + static_cast<int64_t>(rows[begin]) * row;
-        const auto next = [&] {
-            if (++h < heads_) return;
-            h = 0;
-            if (++p >= end) return;
-            at = x + static_cast<int64_t>(rows[p]) * row;
-            const int64_t ahead = p + kAhead < last ? p + kAhead : last;
-            const char* const line = reinterpret_cast<const char*>(x + static_cast<int64_t>(rows[ahead]) * row);
-            for (int64_t i = 0; i < row * static_cast<int64_t>(sizeof(B)); i += 64) __builtin_prefetch(line + i);
-        };
-        int64_t i = 0;
-        if constexpr (kExact) {
-#if defined(__AVX2__)
-            if (unit_) {
-                for (; i + 4 <= count; i += 4) {
-                    const int64_t first = h;
-                    four(scale, first, dots + i, [&] {
-                        const auto lanes = products(at, h);
-                        next();
-                        return lanes;
-                    });
-                }
+        const auto for_rows = [&](const auto& body) {
+            for (int64_t p = begin; p < end; ++p, dots += heads_) {
+                const int64_t ahead = p + kAhead < last ? p + kAhead : last;
+                const char* const next = reinterpret_cast<const char*>(x + static_cast<int64_t>(rows[ahead]) * row);
+                for (int64_t i = 0; i < row * static_cast<int64_t>(sizeof(B)); i += 64) __builtin_prefetch(next + i);
+                body(x + static_cast<int64_t>(rows[p]) * row, dots);
             }
+        };
+#if defined(__AVX2__)
+        if constexpr (kExact) {
+            if (unit_ == 64) return for_rows([&](const B* at, float* to) { products<64>(at, scale, to); });
+            if (unit_ == 32) return for_rows([&](const B* at, float* to) { products<32>(at, scale, to); });
+            if (unit_ == 16) return for_rows([&](const B* at, float* to) { products<16>(at, scale, to); });
+        }
 #endif
-        }
-        for (; i < count; ++i) {
-            dots[i] = scale * one(at + h * width_, h);
-            next();
-        }
+        for_rows([&](const B* at, float* to) {
+            for (int64_t h = 0; h < heads_; ++h) to[h] = scale * one(at + h * width_, h);
+        });
     }
 
   private:
@@ -106,108 +97,129 @@ class HeadDots {
         return 0;
     }
 
-    float one(const B* x, int64_t h) const {
-        if constexpr (kExact) {
-            const int64_t stride = unit_ ? units_ * unit_ : width_;
-            const int8_t* const fixed = fixed_.get() + h * stride;
-            const int64_t whole = unit_ ? (units_ - 1) * unit_ : width_;
-            int32_t sum = 0;
-            for (int64_t i = 0; i < whole; ++i) sum += fixed[i] * x[i];
-            for (int64_t i = whole; i < stride; ++i) sum += fixed[i] * x[i - stride + width_];
-            return static_cast<float>(sum);
-        } else {
-            float total = 0.0f;
-            if (!unit_) {
-                for (int64_t i = 0; i < width_; ++i) total += fixed_[h * width_ + i] * static_cast<float>(x[i]);
-                return total;
+    // Values of a head in the copy of the fixed row.
+    int64_t stride() const { return unit_ ? units_ * unit_ : width_; }
+
+    void set_excess() const {
+        if constexpr (kExact && kBiased) {
+            for (int64_t h = 0; h < heads_; ++h) {
+                int32_t sum = 0;
+                for (int64_t i = 0; i < stride(); ++i) sum += fixed_[h * stride() + i];
+                excess_[h] = 128 * sum;
             }
+        }
+    }
+
+    float one(const B* x, int64_t h) const {
+        const Fixed* const fixed = fixed_ + h * stride();
+        if (!unit_) {
+            std::conditional_t<kExact, int32_t, float> sum = 0;
+            for (int64_t i = 0; i < width_; ++i) sum += fixed[i] * x[i];
+            return static_cast<float>(sum);
+        }
+        float total = 0.0f;
+        if constexpr (!kExact) {
             with_lanes(unit_, [&](auto lanes) {
-                const float* const fixed = fixed_.get() + h * units_ * lanes;
                 Vector<float, lanes> sum{};
                 for (int64_t k = 0; k < units_; ++k) {
-                    const int64_t from = (k + 1) * lanes <= width_ ? k * lanes : width_ - lanes;
-                    sum = multiply_add<lanes>(fetch<float, lanes, 1>(x + from),
-                                              fetch<float, lanes, 1>(fixed + k * lanes), sum);
+                    const auto at = fetch<float, lanes, 1>(x + first<lanes>(k));
+                    sum = multiply_add<lanes>(at, fetch<float, lanes, 1>(fixed + k * lanes), sum);
                 }
                 total = sum_of_lanes<lanes, float>(sum);
             });
-            return total;
         }
+        return total;
+    }
+
+    // Where a unit of a head starts.
+    template <int Unit>
+    int64_t first(int64_t k) const {
+        return (k + 1) * Unit <= width_ ? k * Unit : width_ - Unit;
     }
 
 #if defined(__AVX2__)
+    // The dot products of all heads, four at a time.
+    template <int Unit>
+    void products(const int8_t* x, float scale, float* dots) const {
+        int64_t h = 0;
+        for (; h + 4 <= heads_; h += 4) {
+            const __m128i sums =
+                four(lanes<Unit>(x, h), lanes<Unit>(x, h + 1), lanes<Unit>(x, h + 2), lanes<Unit>(x, h + 3));
+            const __m128i exact = _mm_sub_epi32(sums, load128(excess_.get() + h));
+            _mm_storeu_ps(dots + h, _mm_mul_ps(_mm_cvtepi32_ps(exact), _mm_set1_ps(scale)));
+        }
+        for (; h < heads_; ++h) {
+            const __m256i sum = lanes<Unit>(x, h);
+            const int32_t exact = _mm_cvtsi128_si32(four(sum, sum, sum, sum)) - excess_[h];
+            dots[h] = static_cast<float>(exact) * scale;
+        }
+    }
+
+    static __m128i four(__m256i a, __m256i b, __m256i c, __m256i d) {
+        const __m256i halves = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+        return _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    }
+
     // The products of head h, added up to 8 lanes.
-    __m256i products(const int8_t* row, int64_t h) const {
+    template <int Unit>
+    __m256i lanes(const int8_t* row, int64_t h) const {
         const int8_t* const x = row + h * width_;
-        const int8_t* const fixed = fixed_.get() + h * units_ * unit_;
-        const auto from = [&](int64_t k) { return x + ((k + 1) * unit_ <= width_ ? k * unit_ : width_ - unit_); };
+        const int8_t* const fixed = fixed_ + h * units_ * Unit;
 #    if defined(__AVX512VNNI__)
-        if (unit_ == 64) {
+        if constexpr (Unit == 64) {
             __m512i sum = _mm512_setzero_si512();
             for (int64_t k = 0; k < units_; ++k) {
-                const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(from(k)), _mm512_set1_epi8(-128));
+                const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(x + first<64>(k)), _mm512_set1_epi8(-128));
                 sum = _mm512_dpbusd_epi32(sum, bytes, _mm512_loadu_si512(fixed + k * 64));
             }
             return _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
-        }
-        if (unit_ == 32) {
+        } else if constexpr (Unit == 32) {
             __m256i sum = _mm256_setzero_si256();
             for (int64_t k = 0; k < units_; ++k) {
-                const __m256i bytes = _mm256_xor_si256(load256(from(k)), _mm256_set1_epi8(-128));
+                const __m256i bytes = _mm256_xor_si256(load256(x + first<32>(k)), _mm256_set1_epi8(-128));
                 sum = _mm256_dpbusd_epi32(sum, bytes, load256(fixed + k * 32));
             }
             return sum;
+        } else {
+            __m128i sum = _mm_setzero_si128();
+            for (int64_t k = 0; k < units_; ++k) {
+                const __m128i bytes = _mm_xor_si128(load128(x + first<16>(k)), _mm_set1_epi8(-128));
+                sum = _mm_dpbusd_epi32(sum, bytes, load128(fixed + k * 16));
+            }
+            return _mm256_zextsi128_si256(sum);
         }
-        __m128i sum = _mm_setzero_si128();
-        for (int64_t k = 0; k < units_; ++k) {
-            const __m128i bytes = _mm_xor_si128(load128(from(k)), _mm_set1_epi8(-128));
-            sum = _mm_dpbusd_epi32(sum, bytes, load128(fixed + k * 16));
-        }
-        return _mm256_zextsi128_si256(sum);
 #    else
         // |fixed| * (x with the sign of fixed): the sum of two such products fits int16, since -128 never appears.
-        if (unit_ == 32) {
+        if constexpr (Unit >= 32) {
             __m256i sum = _mm256_setzero_si256();
             for (int64_t k = 0; k < units_; ++k) {
-                const __m256i a = load256(fixed + k * 32);
-                const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(load256(from(k)), a));
+                const __m256i a = load256(fixed + k * 32), b = load256(x + first<32>(k));
+                const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
             return sum;
+        } else {
+            __m128i sum = _mm_setzero_si128();
+            for (int64_t k = 0; k < units_; ++k) {
+                const __m128i a = load128(fixed + k * 16), b = load128(x + first<16>(k));
+                const __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8(a), _mm_sign_epi8(b, a));
+                sum = _mm_add_epi32(sum, _mm_madd_epi16(pairs, _mm_set1_epi16(1)));
+            }
+            return _mm256_zextsi128_si256(sum);
         }
-        __m128i sum = _mm_setzero_si128();
-        for (int64_t k = 0; k < units_; ++k) {
-            const __m128i a = load128(fixed + k * 16);
-            const __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8(a), _mm_sign_epi8(load128(from(k)), a));
-            sum = _mm_add_epi32(sum, _mm_madd_epi16(pairs, _mm_set1_epi16(1)));
-        }
-        return _mm256_zextsi128_si256(sum);
 #    endif
     }
 
-    static __m256i load256(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    static __m128i load128(const int8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-
-    // Four dot products, the first one in head `first`.
-    template <typename Products>
-    __attribute__((always_inline)) void four(float scale, int64_t first, float* dots, const Products& products) const {
-        const __m256i a = products(), b = products(), c = products(), d = products();
-        const __m256i halves = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
-        __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-#    if defined(__AVX512VNNI__)
-        sums = _mm_sub_epi32(sums, _mm_loadu_si128(reinterpret_cast<const __m128i*>(excess_.get() + first)));
-#    else
-        (void)first;
-#    endif
-        _mm_storeu_ps(dots, _mm_mul_ps(_mm_cvtepi32_ps(sums), _mm_set1_ps(scale)));
-    }
+    static __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+    static __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 #endif
 
     const int64_t heads_, width_;
     const int unit_;  // 0: heads are narrower than the smallest one
     const int64_t units_;
-    const Buffer<Fixed> fixed_;
-    const Buffer<int32_t> excess_;  // what the sums are too large because bytes of x are read as x + 128
+    const Fixed* fixed_ = nullptr;
+    const Buffer<Fixed> copy_;
+    const Buffer<int32_t> excess_;  // what sums are too large because bytes of x are read as x + 128
 };
 
 }  // namespace gqc::GQC_ISA

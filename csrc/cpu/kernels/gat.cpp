@@ -99,17 +99,14 @@ class GatWorker {
         }
         // Not -Inf: a head whose logits are all -Inf in this part may have others.
         fill_up(weights, values, -__builtin_inff());
-        state_.fill(count, kLowest);
-        for (int64_t i = 0; i < count; ++i) put(state_.of(i), larger(at(weights + i * kWidest), at(state_.of(i))));
-        state_.reduce(count, [](auto a, auto b) { return larger(a, b); });
+        const auto value = [&](int64_t i) { return at(weights + i * kWidest); };
+        state_.combine(count, kLowest, [](auto a, auto b) { return larger(a, b); }, value);
         for (int64_t h = 0; h < heads_; ++h) largest[h] = state_[h];
         for (int64_t i = 0; i < count; ++i) {
             float* const x = weights + i * kWidest;
             put(x, exp_of_negative<kWidest>(at(x) - at(state_.of(i))));
         }
-        state_.fill(count, 0.0f);
-        for (int64_t i = 0; i < count; ++i) put(state_.of(i), at(state_.of(i)) + at(weights + i * kWidest));
-        state_.reduce(count, [](auto a, auto b) { return a + b; });
+        state_.combine(count, 0.0f, [](auto a, auto b) { return a + b; }, value);
         for (int64_t h = 0; h < heads_; ++h) total[h] = state_[h];
         job_.dropout.drop(job_.in.eids + begin, end - begin, heads_, weights);
         job_.sums.template add<true>(job_.u, job_.in.indices, begin, end, last, weights, sums);

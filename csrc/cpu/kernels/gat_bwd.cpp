@@ -134,7 +134,7 @@ class ByDestinationWorker {
 
     const GatBwd<U, G, Index>& job_;
     const Buffer<float> logits_, gradients_, inverse_, partial_;
-    const HeadDots<G, U> dots_;
+    HeadDots<G, U> dots_;
     const Heads er_, largest_, factor_;
     const Heads sums_[3];
 };
@@ -241,7 +241,7 @@ class BySourceWorker {
     const GatBwd<U, G, Index>& job_;
     const int64_t step_, stride_;
     const Buffer<float> values_, factors_, partial_;
-    const HeadDots<U, G> dots_;
+    HeadDots<U, G> dots_;
     const Heads el_, sum_;
     int32_t seen_ = 0;
 };
