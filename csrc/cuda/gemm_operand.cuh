@@ -1,13 +1,30 @@
-// Reading operands of a product: pieces of 16 values as they lie in memory, int8 or packed, on any boundary.
+// Reading operands of a product: pieces of 16 bytes of a tile, from int8 or packed values on any boundary.
 #pragma once
 
 #include "cuda/int4.cuh"
+#include "cuda/mma.cuh"
 #include "cuda/vector.cuh"
 
 constexpr int kPiece = 16;
-constexpr int kChunk = 64;  // contracted indices that lie side by side in a tile
+constexpr int kChunk = 64;  // bytes of contracted indices that lie side by side in a tile
 
-// A matrix in lines of `width` values.
+// What tiles hold and a warp multiplies: bytes, to which packed values are unpacked,
+struct Bytes {
+    static constexpr int kOfByte = 1;
+    static __device__ __forceinline__ void multiply(int32_t (&d)[4], uint4 a, uint32_t b0, uint32_t b1) {
+        mma_s8(d, a, b0, b1);
+    }
+};
+// or packed values as they are.
+struct Halves {
+    static constexpr int kOfByte = 2;
+    static __device__ __forceinline__ void multiply(int32_t (&d)[4], uint4 a, uint32_t b0, uint32_t b1) {
+        mma_s4(d, a, b0, b1);
+    }
+};
+
+// A matrix in lines of `width` values, packed in any case if tiles hold halves.
+template <typename Format>
 struct Operand {
     const uint8_t* values;
     int64_t lines, width;
@@ -21,7 +38,8 @@ struct Operand {
           width(width),
           packed(packed != 0),
           along_k(along_k),
-          vectors(width % kPiece == 0 && is_aligned(values, packed ? kPiece / 2 : kPiece)) {}
+          vectors(width % (along_k ? kPiece * Format::kOfByte : kPiece) == 0 &&
+                  is_aligned(values, packed && !(along_k && Format::kOfByte == 2) ? kPiece / 2 : kPiece)) {}
 
     // Bytes from line to line.
     __device__ __forceinline__ int64_t pitch() const { return packed ? int4_bytes(width) : width; }
@@ -40,6 +58,12 @@ __device__ __forceinline__ int left(int64_t end, int64_t here) {
 
 __device__ __forceinline__ uint32_t masked(uint32_t word, int bytes) {
     return bytes >= 4 ? word : bytes <= 0 ? 0u : word & ((1u << (8 * bytes)) - 1u);
+}
+
+// The first bytes, then zeros.
+__device__ __forceinline__ uint4 masked(uint4 piece, int bytes) {
+    return make_uint4(masked(piece.x, bytes), masked(piece.y, bytes - 4), masked(piece.z, bytes - 8),
+                      masked(piece.w, bytes - 12));
 }
 
 // Bytes first .. last - 1 of a word that reaches over an end of the matrix.
@@ -73,8 +97,8 @@ __device__ __forceinline__ void load_bytes(const uint8_t* begin, const uint8_t* 
 
 // 16 values of a matrix that begins at `begin`, from `from` on, a byte each; width: how many the line still has there,
 // 0 is taken for those beyond.
-__device__ __forceinline__ uint4 load_piece(const uint8_t* begin, const uint8_t* from, int width, bool last_line,
-                                            bool packed, bool vectors) {
+__device__ __forceinline__ uint4 load_bytes_piece(const uint8_t* begin, const uint8_t* from, int width, bool last_line,
+                                                  bool packed, bool vectors) {
     if (!packed && vectors) return global_load<uint4>(from);
     const int count = width < kPiece ? width : kPiece;
     uint4 piece;
@@ -93,6 +117,38 @@ __device__ __forceinline__ uint4 load_piece(const uint8_t* begin, const uint8_t*
         load_bytes(begin, from, count, last_line, words);
         piece = make_uint4(words[0], words[1], words[2], words[3]);
     }
-    return make_uint4(masked(piece.x, count), masked(piece.y, count - 4), masked(piece.z, count - 8),
-                      masked(piece.w, count - 12));
+    return masked(piece, count);
+}
+
+// A piece of a line that runs along the contracted index.
+template <typename Format>
+__device__ __forceinline__ uint4 load_piece(const uint8_t* begin, const uint8_t* from, int width, bool last_line,
+                                            bool packed, bool vectors) {
+    if constexpr (Format::kOfByte == 1) {
+        return load_bytes_piece(begin, from, width, last_line, packed, vectors);
+    } else {
+        if (vectors) return global_load<uint4>(from);
+        const int count = width < 2 * kPiece ? width : 2 * kPiece;
+        uint32_t words[4];
+        load_bytes(begin, from, (count + 1) / 2, last_line, words);
+        uint4 piece = masked(make_uint4(words[0], words[1], words[2], words[3]), (count + 1) / 2);
+        if (count % 2 != 0) {  // the last byte holds one value
+            const int bit = count / 2 % 4 * 8 + 4, word = count / 8;
+            const uint32_t kept = ~(0xfu << bit);
+            piece.x &= word == 0 ? kept : ~0u;
+            piece.y &= word == 1 ? kept : ~0u;
+            piece.z &= word == 2 ? kept : ~0u;
+            piece.w &= word == 3 ? kept : ~0u;
+        }
+        return piece;
+    }
+}
+
+// 16 packed values of a line across the contracted index, then anything; width: how many the line still has.
+__device__ __forceinline__ uint2 load_halves_across(const uint8_t* begin, const uint8_t* from, int width,
+                                                    bool last_line, bool vectors) {
+    if (vectors) return global_load<uint2>(from);
+    uint32_t words[2];
+    load_bytes(begin, from, width < kPiece ? (width + 1) / 2 : kPiece / 2, last_line, words);
+    return make_uint2(words[0], words[1]);
 }

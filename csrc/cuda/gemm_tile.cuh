@@ -5,11 +5,11 @@
 // bytes, of which lane t of a row takes 16 at once: words 4 t and 4 t + 1 for a first product, the other two for a
 // second. So contracted indices meet in another order than they lie in, the same one for both operands. Right lies in
 // quads, the 16 bytes that a lane hands to a product: words of two columns. Columns are spread over products so that a
-// lane's sums are 8 neighbours of an output row.
+// lane's sums are 8 neighbours of an output row. Of 4-bit values a word holds 8 contracted indices instead of 4, and
+// mma_s4 takes the words as mma_s8 does, so their tiles are the same.
 #pragma once
 
 #include "cuda/gemm_operand.cuh"
-#include "cuda/mma.cuh"
 
 constexpr int kTileRows = 128;  // that kTileThreads load
 constexpr int kTileThreads = 128;
@@ -39,7 +39,7 @@ __device__ __forceinline__ int place_of_quad(int group, int step, int lane) {
     return ((group * 2 + step) * kWarp + (lane ^ (step * 4))) * kPiece;
 }
 
-// Of a word of a column of right: contracted indices 4 word .. 4 word + 3.
+// Of a word of a column of right.
 __device__ __forceinline__ int place_in_quads(int column, int word) {
     const int group = column / 64 * 4 + column % 8 / 2, lane = column % 64 / 8 * 4 + word / 4;
     return place_of_quad(group, word % 4 / 2, lane) + word % 2 * 8 + column % 2 * 4;
@@ -53,6 +53,20 @@ __device__ __forceinline__ void transpose_bytes(uint32_t (&v)[4]) {
     v[2] = __byte_perm(high01, high23, 0x5410), v[3] = __byte_perm(high01, high23, 0x7632);
 }
 
+// Rows 0..7 of 8 halves become columns.
+__device__ __forceinline__ void transpose_halves(uint32_t (&v)[8]) {
+    uint32_t even[4], odd[4];  // columns, a byte for two rows
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        even[i] = (v[2 * i] & 0x0f0f0f0fu) | (v[2 * i + 1] & 0x0f0f0f0fu) << 4;
+        odd[i] = (v[2 * i] >> 4 & 0x0f0f0f0fu) | (v[2 * i + 1] & 0xf0f0f0f0u);
+    }
+    transpose_bytes(even);
+    transpose_bytes(odd);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[2 * i] = even[i], v[2 * i + 1] = odd[i];
+}
+
 template <bool kWhole>
 struct PitchOf {
     using Type = int64_t;
@@ -64,19 +78,22 @@ struct PitchOf<true> {  // a size of the product's output
 
 // One thread's share of the tiles of an operand, chunk by chunk, on its way from global to shared memory. kWhole: the
 // operand is int8, its lines do not run along the contracted index, and its pieces are whole and aligned.
-template <bool kWhole>
+template <typename Format, bool kWhole>
 struct TileShare {
+    static constexpr bool kHalves = Format::kOfByte == 2;
+    static_assert(!(kHalves && kWhole), "pieces across the contracted index are of 8 bytes");
+
     uint4 pieces[kPieces];
 
     // thread: 0 .. kTileThreads; tiles start at row `row`, the first at contracted index `k`; they end at `last`.
-    __device__ __forceinline__ TileShare(const Operand& x, int thread, int64_t row, int64_t k, int64_t last)
+    __device__ __forceinline__ TileShare(const Operand<Format>& x, int thread, int64_t row, int64_t k, int64_t last)
         : pitch_(static_cast<typename PitchOf<kWhole>::Type>(x.pitch())),
           begin_(x.values),
           packed_(!kWhole && x.packed),
           along_k_(!kWhole && x.along_k),
           vectors_(x.vectors) {
-        const int64_t line = along_k_ ? row + thread / 4 : k + thread % kPiece * 4;
-        const int64_t at = along_k_ ? k + thread % 4 * kPiece : row + thread / kPiece * kPiece;
+        const int64_t line = along_k_ ? row + thread / 4 : k + thread % kPiece * (kWord * Format::kOfByte);
+        const int64_t at = along_k_ ? k + thread % 4 * (kPiece * Format::kOfByte) : row + thread / kPiece * kPiece;
         from_ = x.place(line, at);
         lines_ = left(along_k_ ? x.lines : last, line);
         width_ = left(along_k_ ? last : x.width, at);
@@ -85,23 +102,16 @@ struct TileShare {
 
     // Reads the chunk and goes on to the next.
     __device__ __forceinline__ void load() {
-        const int step = along_k_ ? kTileThreads / 4 : 1;
-        const uint8_t* from = from_;
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            const int lines = lines_ - i * step;
-            pieces[i] = make_uint4(0, 0, 0, 0);
-            if (lines > 0 && (kWhole || width_ > 0))
-                pieces[i] =
-                    kWhole ? global_load<uint4>(from) : load_piece(begin_, from, width_, lines == 1, packed_, vectors_);
-            from += step * static_cast<int64_t>(pitch_);
-        }
+        if (kHalves && !along_k_)
+            load_across();
+        else
+            load_pieces();
         if (along_k_) {
-            from_ += packed_ ? kChunk / 2 : kChunk;
-            width_ -= kChunk;
+            from_ += packed_ && !kHalves ? kChunk / 2 : kChunk;
+            width_ -= kChunk * Format::kOfByte;
         } else {
-            from_ += kChunk * static_cast<int64_t>(pitch_);
-            lines_ -= kChunk;
+            from_ += kChunk * Format::kOfByte * static_cast<int64_t>(pitch_);
+            lines_ -= kChunk * Format::kOfByte;
         }
     }
 
@@ -114,26 +124,72 @@ struct TileShare {
         const int row = thread / kPiece * kPiece, word = thread % kPiece;
         const int even = start + (rows ? place_of_row(row) + 4 * word : place_in_quads(row, word));
         const int odd = start + (rows ? place_of_row(row + 1) + 4 * word - kChunk : place_in_quads(row + 8, word));
-        const auto store_columns = [&](int first, uint32_t k0, uint32_t k1, uint32_t k2, uint32_t k3) {
-            uint32_t block[4] = {k0, k1, k2, k3};
-            transpose_bytes(block);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int c = first + i;
-                if (rows)
-                    shared_store<uint32_t>(array, (c % 2 ? odd : even) + c * kChunk, block[i]);
-                else
-                    shared_store<uint32_t>(array, (c < 8 ? even : odd) + c % 8 / 2 * kQuads + c % 2 * 4, block[i]);
-            }
+        const auto store_column = [&](int c, uint32_t column) {
+            if (rows)
+                shared_store<uint32_t>(array, (c % 2 ? odd : even) + c * kChunk, column);
+            else
+                shared_store<uint32_t>(array, (c < 8 ? even : odd) + c % 8 / 2 * kQuads + c % 2 * 4, column);
         };
-        store_columns(0, pieces[0].x, pieces[1].x, pieces[2].x, pieces[3].x);
-        store_columns(4, pieces[0].y, pieces[1].y, pieces[2].y, pieces[3].y);
-        store_columns(8, pieces[0].z, pieces[1].z, pieces[2].z, pieces[3].z);
-        store_columns(12, pieces[0].w, pieces[1].w, pieces[2].w, pieces[3].w);
+        if constexpr (kHalves) {
+            const auto store_columns = [&](int first, const uint32_t (&lines)[8]) {
+                uint32_t block[8];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) block[i] = lines[i];
+                transpose_halves(block);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) store_column(first + i, block[i]);
+            };
+            store_columns(0, {pieces[0].x, pieces[0].z, pieces[1].x, pieces[1].z, pieces[2].x, pieces[2].z, pieces[3].x,
+                              pieces[3].z});
+            store_columns(8, {pieces[0].y, pieces[0].w, pieces[1].y, pieces[1].w, pieces[2].y, pieces[2].w, pieces[3].y,
+                              pieces[3].w});
+        } else {
+            const auto store_columns = [&](int first, uint32_t k0, uint32_t k1, uint32_t k2, uint32_t k3) {
+                uint32_t block[4] = {k0, k1, k2, k3};
+                transpose_bytes(block);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) store_column(first + i, block[i]);
+            };
+            store_columns(0, pieces[0].x, pieces[1].x, pieces[2].x, pieces[3].x);
+            store_columns(4, pieces[0].y, pieces[1].y, pieces[2].y, pieces[3].y);
+            store_columns(8, pieces[0].z, pieces[1].z, pieces[2].z, pieces[3].z);
+            store_columns(12, pieces[0].w, pieces[1].w, pieces[2].w, pieces[3].w);
+        }
     }
 
   private:
     static constexpr int kQuads = 2 * kWarp * kPiece;  // bytes of the quads of 16 columns
+    static constexpr int kWord = 4;
+
+    __device__ __forceinline__ void load_pieces() {
+        const int step = along_k_ ? kTileThreads / 4 : 1;
+        const uint8_t* from = from_;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            const int lines = lines_ - i * step;
+            pieces[i] = make_uint4(0, 0, 0, 0);
+            if (lines > 0 && (kWhole || width_ > 0))
+                pieces[i] = kWhole ? global_load<uint4>(from)
+                                   : load_piece<Format>(begin_, from, width_, lines == 1, packed_, vectors_);
+            from += step * static_cast<int64_t>(pitch_);
+        }
+    }
+
+    // 8 lines of 8 bytes, two a piece.
+    __device__ __forceinline__ void load_across() {
+        const uint8_t* from = from_;
+        const auto line = [&](int i) {
+            uint2 halves = make_uint2(0, 0);
+            if (lines_ > i) halves = load_halves_across(begin_, from, width_, lines_ == i + 1, vectors_);
+            from += pitch_;
+            return halves;
+        };
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            const uint2 first = line(2 * i), second = line(2 * i + 1);
+            pieces[i] = make_uint4(first.x, first.y, second.x, second.y);
+        }
+    }
 
     template <typename Array>
     __device__ __forceinline__ void store_lines(int thread, Array& array, int start, bool rows) const {
@@ -159,11 +215,14 @@ struct TileShare {
     bool packed_, along_k_, vectors_;
 };
 
-// Sums of a warp: 32 rows and 64 columns, in fragments of mma_s8.
+// Sums of a warp: rows of left, a multiple of 16, and 64 columns, in fragments of a product.
 constexpr int kWarpRows = 32, kWarpColumns = 64;
 
+template <typename Format, int kRows = kWarpRows>
 struct WarpSums {
-    int32_t values[kWarpColumns / 16][kWarpRows / 8][4];
+    static constexpr int kFragments = kRows / 8;
+
+    int32_t values[kWarpColumns / 16][kFragments][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -180,21 +239,22 @@ struct WarpSums {
     static __device__ __forceinline__ int column_of_lane() { return lane_id() / 4 * kEight; }
 
     // Adds the product of a chunk. left: a tile at `start` of an array, of which the warp takes the rows from `row` on,
-    // a multiple of 32; quad(group, step): this lane's quad of right.
+    // a multiple of kRows; quad(group, step): this lane's quad of right.
     template <typename Array, typename Quads>
     __device__ __forceinline__ void add(const Array& left, int start, int row, const Quads& quad) {
-        const int lane = thread_anew() % kWarp, g = lane / 4, at = start + row * kChunk + lane % 4 * kPiece;
-        uint4 rows[kWarpRows / 8];
+        const int lane = thread_anew() % kWarp, at = start + row * kChunk + lane % 4 * kPiece;
+        const int g = lane / 4 ^ (kRows % 32 ? row / 16 % 2 : 0);
+        uint4 rows[kFragments];
 #pragma unroll
-        for (int i = 0; i < kWarpRows / 8; ++i)
+        for (int i = 0; i < kFragments; ++i)
             rows[i] = shared_load<uint4>(left, at + 8 * i * kChunk + (g ^ i / 2) * kChunk);  // as place_of_row
 #pragma unroll
         for (int group = 0; group < kWarpColumns / 16; ++group) {
             const uint4 first = quad(group, 0), second = quad(group, 1);
 #pragma unroll
-            for (int i = 0; i < kWarpRows / 8; ++i) mma_s8(values[group][i], first, rows[i].x, rows[i].y);
+            for (int i = 0; i < kFragments; ++i) Format::multiply(values[group][i], first, rows[i].x, rows[i].y);
 #pragma unroll
-            for (int i = 0; i < kWarpRows / 8; ++i) mma_s8(values[group][i], second, rows[i].z, rows[i].w);
+            for (int i = 0; i < kFragments; ++i) Format::multiply(values[group][i], second, rows[i].z, rows[i].w);
         }
     }
 };

@@ -22,13 +22,7 @@ __device__ __forceinline__ void absmax(const T* x, int64_t n, float* out) {
     raise_absmax(out, seen, scratch);
 }
 
-// Eight values as the bytes of a tensor of int8, or as the halves of packed bytes.
-__device__ __forceinline__ void store_values(int8_t* q, int64_t first, uint2 values, int count, bool vectors) {
-    if (vectors && count == kEight) return global_store<uint2>(q + first, values);
-#pragma unroll
-    for (int i = 0; i < kEight; ++i)
-        if (i < count) q[first + i] = static_cast<int8_t>(byte_of(i < 4 ? values.x : values.y, i % 4));
-}
+// Eight values as the halves of packed bytes.
 __device__ __forceinline__ void store_values(uint8_t* packed, int64_t first, uint2 values, int count, bool vectors) {
     const uint32_t halves = packed_eight(values);
     if (vectors && count == kEight) return global_store<uint32_t>(packed + first / 2, halves);

@@ -57,4 +57,39 @@ struct RoundingBits {
         constexpr uint32_t kHalves = 0x80008000u;
         return stochastic ? stream.words(static_cast<uint64_t>(block)) : make_uint4(kHalves, kHalves, kHalves, kHalves);
     }
+
+    // Those of 8 elements from one on that need not begin a block.
+    __device__ __forceinline__ uint4 words_from(int64_t element) const {
+        const uint4 first = words(element / kBlockElements);
+        if (element % kBlockElements == 0) return first;
+        return joined(first, words(element / kBlockElements + 1), static_cast<int>(element % kBlockElements));
+    }
+
+    // Of one element, as Rounding takes them.
+    __device__ __forceinline__ uint32_t above_128(int64_t element) const {
+        const uint4 of_block = words(element / kBlockElements);
+        const int at = static_cast<int>(element % kBlockElements);
+        const uint32_t low = at & 2 ? of_block.y : of_block.x, high = at & 2 ? of_block.w : of_block.z;
+        return __byte_perm(at & 4 ? high : low, kHighBytesOf128, at & 1 ? 0x7632 : 0x7610);
+    }
+
+    // The 8 halves of two blocks that follow the first `skipped`, fewer than 8.
+    static __device__ __forceinline__ uint4 joined(uint4 first, uint4 second, int skipped) {
+        uint32_t w[kBlockElements] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+        for (int i = 0; i < 6; ++i) w[i] = skipped & 4 ? w[i + 2] : w[i];
+#pragma unroll
+        for (int i = 0; i < 5; ++i) w[i] = skipped & 2 ? w[i + 1] : w[i];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], skipped % 2 * 16);
+        return make_uint4(w[0], w[1], w[2], w[3]);
+    }
 };
+
+// Eight values as the bytes of a tensor of int8.
+__device__ __forceinline__ void store_values(int8_t* q, int64_t first, uint2 values, int count, bool vectors) {
+    if (vectors && count == kEight) return global_store<uint2>(q + first, values);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i)
+        if (i < count) q[first + i] = static_cast<int8_t>(byte_of(i < 4 ? values.x : values.y, i % 4));
+}

@@ -70,6 +70,16 @@ __device__ __forceinline__ uint32_t pair_from_floats<float16>(float first, float
 }
 #endif
 
+// Types that a kernel is told at run time, as launchers number them.
+struct Dtype {
+    static constexpr int kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2;
+};
+
+__device__ __forceinline__ float rounded(int64_t dtype, float x) {
+    if (dtype == Dtype::kFloat32) return x;
+    return dtype == Dtype::kBfloat16 ? to_float(from_float<bfloat16>(x)) : to_float(from_float<float16>(x));
+}
+
 // Magnitudes compare as integers, and so that Inf and NaN win over every finite number.
 __device__ __forceinline__ uint32_t magnitude(float x) {
     return __float_as_uint(x) & 0x7fffffffu;

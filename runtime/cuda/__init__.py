@@ -20,6 +20,7 @@ from gqc.runtime.cuda import (
     gemm,
     pack_bits,
     quantize,
+    relu,
     sddmm,
     segment_mm,
     spmm,
@@ -28,7 +29,20 @@ from gqc.runtime.cuda import (
 from gqc.runtime.cuda.device import gpu
 from gqc.runtime.cuda.target import Argument, Target
 
-FAMILIES = (compress_rows, dropout, edge_softmax, gat, gemm, pack_bits, quantize, sddmm, segment_mm, spmm, spmm_cmp)
+FAMILIES = (
+    compress_rows,
+    dropout,
+    edge_softmax,
+    gat,
+    gemm,
+    pack_bits,
+    quantize,
+    relu,
+    sddmm,
+    segment_mm,
+    spmm,
+    spmm_cmp,
+)
 LAUNCHERS: dict[str, Callable[..., None]] = {
     function.__name__: function for family in FAMILIES for function in family.LAUNCHERS
 }

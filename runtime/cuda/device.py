@@ -47,7 +47,9 @@ class Gpu:
                 f"gqc needs cuda-core for tensors on {device} ({error}): pip install 'gqc[cuda]'"
             ) from error
         self.device = device
-        self.multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
+        properties = torch.cuda.get_device_properties(device)
+        self.multiprocessors: int = properties.multi_processor_count
+        self.capability: tuple[int, int] = (properties.major, properties.minor)
         self._launch, self._stream = launch, Stream
         self._config = lru_cache(_KEPT)(lambda grid, block: LaunchConfig(grid=grid, block=block))
         self._core_device = Device(device.index)

@@ -41,11 +41,11 @@ def quantize(
 ) -> None:
     """Round ``n`` elements to int8 ``q`` and write their scale; without ``largest`` it is looked for first."""
     if largest is None:
-        found = _largest(target, x, dtype, n)  # held until the kernel that reads it is launched
+        found = largest_of(target, x, dtype, n)  # held until the kernel that reads it is launched
         largest = found.data_ptr()
     random = (seed if stochastic else None, node)
     grid = _grid(target, n, _OF_THREAD * _THREADS)
-    launch(target, _QUANTIZE[dtype], grid, _THREADS, x, n, largest, _limit(bits), *random, q, scale)
+    launch(target, _QUANTIZE[dtype], grid, _THREADS, x, n, largest, limit(bits), *random, q, scale)
 
 
 def quantize_int4(
@@ -65,14 +65,14 @@ def quantize_int4(
     """Round a matrix to at most 4 bits, packed row by row."""
     n = rows * width
     if largest is None:
-        found = _largest(target, x, dtype, n)  # held until the kernel that reads it is launched
+        found = largest_of(target, x, dtype, n)  # held until the kernel that reads it is launched
         largest = found.data_ptr()
     random = (seed if stochastic else None, node)
     if width % 2:
         kernel, sizes, grid = _QUANTIZE_INT4_ROWS[dtype], (rows, width), _grid_of_tiles(target, rows, width)
     else:
         kernel, sizes, grid = _QUANTIZE_INT4[dtype], (n,), _grid(target, n, _OF_THREAD * _THREADS)
-    launch(target, kernel, grid, _THREADS, x, *sizes, largest, _limit(bits), *random, packed, scale)
+    launch(target, kernel, grid, _THREADS, x, *sizes, largest, limit(bits), *random, packed, scale)
 
 
 def unpack_int4(target: Target, packed: Argument, rows: int, width: int, q: Argument) -> None:
@@ -90,13 +90,15 @@ def dequantize(target: Target, q: Argument, scale: Argument, n: int, dtype: int,
         launch(target, _DEQUANTIZE[dtype], grid, _THREADS, q, scale, n, out)
 
 
-def _largest(target: Target, x: Argument, dtype: int, n: int) -> Tensor:
+def largest_of(target: Target, x: Argument, dtype: int, n: int) -> Tensor:
+    """The largest magnitude of ``n`` elements, for a kernel that is launched next."""
     out = target.empty((), torch.float32).zero_()
     absmax(target, x, dtype, n, out.data_ptr())
     return out
 
 
-def _limit(bits: int) -> float:
+def limit(bits: int) -> float:
+    """The largest value of so many bits."""
     return float(2 ** (bits - 1) - 1)
 
 

@@ -38,9 +38,15 @@ def of_each_type(name: str, arguments: str) -> tuple[Kernel, ...]:
 
 
 class Target(Protocol):
-    """A place where kernels run."""
+    """A place where kernels run.
+
+    Attributes:
+        multiprocessors: of the GPU.
+        capability: of its multiprocessors, as in (9, 0) for sm_90.
+    """
 
     multiprocessors: int
+    capability: tuple[int, int]
 
     def start(self, kernel: Kernel, grid: tuple[int, int, int], block: int, arguments: Sequence[Any]) -> None:
         """Launch on the current stream; ``arguments`` are ctypes values of the types that ``kernel`` names."""

@@ -98,10 +98,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def gpus(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpus]:
     target = emulator.Emulator(emulator.library())
     gpus = FakeGpus(driver, target)
+    properties = SimpleNamespace(multi_processor_count=4, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: gpus.index)
     monkeypatch.setattr(torch.cuda, "device", gpus.using)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: gpus.capturing)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", gpus.stream.__getitem__, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("GQC_CUDA", raising=False)

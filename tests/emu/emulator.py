@@ -52,11 +52,15 @@ class Emulator:
         library: what :func:`build` returned.
         order: which of the threads that could go on does so, and the order of blocks: one of :data:`ORDERS`.
         seed: of the random order.
+        capability: by which launchers choose kernels; the kernels are those of all GPUs.
     """
 
     multiprocessors = 4
 
-    def __init__(self, library: Path, order: str = "ascending", seed: int = 0) -> None:
+    def __init__(
+        self, library: Path, order: str = "ascending", seed: int = 0, capability: tuple[int, int] = (9, 0)
+    ) -> None:
+        self.capability = capability
         self._library = library
         self._order = ORDERS.index(order)
         self._seed = ctypes.c_uint64(seed)
