@@ -18,7 +18,7 @@ GQC_EXPORT(qgemm_pack)
 // to a multiple of the kernel's columns; bias: n floats or null; row_scale: m floats or null; dtype: of out, 0 float32,
 // 1 bfloat16, 2 float16; out: [m, n], or null for the absmax alone; positive: [m, (n + 7) / 8] bytes or null; absmax: 0
 // on entry; m, n, k > 0, k <= 131072. The kernels that copy want int8 on a 16-byte boundary and k % 16 == 0.
-#define GQC_ROWS(name, columns, async, wide)                                                                           \
+#define GQC_ROWS(name, columns, async)                                                                                 \
     GQC_GLOBAL(256, async ? kBlocks : 1)                                                                               \
     name(const void* a, int64_t a_packed, const uint8_t* right, int64_t m, int64_t n, int64_t k, const float* a_scale, \
          const float* b_scale, const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out,      \
@@ -26,16 +26,12 @@ GQC_EXPORT(qgemm_pack)
         using Blocks = Split<columns, kWarpRows>;                                                                      \
         IntegerLeft<Bytes, Blocks::kRows, async> left(a, a_packed, a_scale, m, k, Blocks::tiles(m, n),                 \
                                                       Blocks::slabs(n));                                               \
-        const FloatOutput<wide> output{{b_scale, bias, row_scale, relu}, dtype, out, positive};                        \
+        const FloatOutput output{{b_scale, bias, row_scale, relu}, dtype, out, positive};                              \
         multiply_rows<Bytes, Blocks, kWarpRows>(left, right, m, n, k, output, absmax);                                 \
     }                                                                                                                  \
     GQC_EXPORT(name)
 
-GQC_ROWS(qgemm_rows_128_copy_f32, 128, true, true)
-GQC_ROWS(qgemm_rows_128_copy_16, 128, true, false)
-GQC_ROWS(qgemm_rows_128_f32, 128, false, true)
-GQC_ROWS(qgemm_rows_128_16, 128, false, false)
-GQC_ROWS(qgemm_rows_256_copy_f32, 256, true, true)
-GQC_ROWS(qgemm_rows_256_copy_16, 256, true, false)
-GQC_ROWS(qgemm_rows_256_f32, 256, false, true)
-GQC_ROWS(qgemm_rows_256_16, 256, false, false)
+GQC_ROWS(qgemm_rows_128_copy, 128, true)
+GQC_ROWS(qgemm_rows_128, 128, false)
+GQC_ROWS(qgemm_rows_256_copy, 256, true)
+GQC_ROWS(qgemm_rows_256, 256, false)

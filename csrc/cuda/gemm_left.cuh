@@ -17,8 +17,8 @@ template <typename Format, int kRows, bool kAsync>
 class IntegerLeft {
   public:
     static constexpr bool kCopies = kAsync && kAsyncCopies;
-    static constexpr int kStages = kCopies ? 4 : 2, kAhead = kStages - 1, kChunks = 1;  // kChunks: of a stage
-    static constexpr int kStage = kRows * kChunk;                                       // bytes
+    static constexpr int kStages = kCopies ? 4 : 2, kChunks = 1;  // kChunks: of a stage
+    static constexpr int kStage = kRows * kChunk;                 // bytes
 
     __device__ __forceinline__ IntegerLeft(const void* a, int64_t packed, const float* scale, int64_t m, int64_t k,
                                            int tiles, int slabs)
@@ -110,7 +110,7 @@ class IntegerLeft {
 template <int kRows>
 class QuantizedLeft {
   public:
-    static constexpr int kStages = 2, kAhead = 1, kChunks = 64 / kRows;
+    static constexpr int kStages = 2, kChunks = 64 / kRows;
     static constexpr int kStage = kRows * kChunk * kChunks;
     static constexpr bool kCopies = false;
     static_assert(kStage == kRowsThreads * kPiece, "a thread has one piece");

@@ -15,30 +15,33 @@ __device__ __forceinline__ void store_positive(uint8_t* positive, int64_t row, i
     positive[row * ((n + kEight - 1) / kEight) + column / kEight] = static_cast<uint8_t>(bits);
 }
 
-// Calls use(i, e, row, y) with a lane's 8 neighbours y of each of its rows, of rows beyond the matrix and columns
-// beyond it too. row, column: of the warp's first sum.
-template <typename Sums, typename Use>
-__device__ __forceinline__ void for_each_eight(const Sums& sums, const Epilogue& epilogue, int64_t row, int column,
-                                               int64_t m, int64_t n, const Use& use) {
-    const int count = count_of_eight(column + sums.column_of_lane(), n);
+// Calls use(e, row, y) with a lane's 8 neighbours y of each of its rows, of rows beyond the matrix and columns beyond
+// it too. row, column: of the warp's first sum. kUnrolled: in a loop that is not, sums move on, which costs a quarter
+// more and takes a quarter of the code.
+template <bool kUnrolled, typename Sums, typename Use>
+__device__ __forceinline__ void for_each_eight(Sums& sums, const Epilogue& epilogue, int64_t row, int column, int64_t m,
+                                               int64_t n, const Use& use) {
+    const int first = column + sums.column_of_lane(), count = count_of_eight(first, n);
+    const auto bias_of = [&](int c) { return c < count ? epilogue.bias_of(first + c) : -0.0f; };
     float bias[kEight];
 #pragma unroll
-    for (int c = 0; c < kEight; ++c) bias[c] = c < count ? epilogue.bias_of(column + sums.column_of_lane() + c) : -0.0f;
-#pragma unroll
-    for (int i = 0; i < Sums::kFragments; ++i)
+    for (int c = 0; c < kEight; ++c) bias[c] = kUnrolled ? bias_of(c) : 0.0f;
+#pragma unroll(kUnrolled ? Sums::kFragments : 1)
+    for (int i = 0; i < Sums::kFragments; ++i) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int64_t of_lane = row + 8 * i + sums.row_of_lane(e);
             const float factor = of_lane < m ? epilogue.factor_of(of_lane) : 1.0f;
             float y[kEight];
 #pragma unroll
-            for (int c = 0; c < kEight; ++c) y[c] = epilogue.value(sums.at(i, e, c), bias[c], factor);
-            use(i, e, of_lane, y);
+            for (int c = 0; c < kEight; ++c)
+                y[c] = epilogue.value(sums.at(kUnrolled ? i : 0, e, c), kUnrolled ? bias[c] : bias_of(c), factor);
+            use(e, of_lane, y);
         }
+        if (!kUnrolled) sums.next_fragment();
+    }
 }
 
-// kWide: float32, else one of the types of 16 bits.
-template <bool kWide>
 struct FloatOutput {
     Extras extras;
     int64_t dtype;
@@ -46,41 +49,61 @@ struct FloatOutput {
     uint8_t* positive;  // or null
 
     template <typename Sums>
-    __device__ __forceinline__ void write(const Sums& sums, float a_scale, int64_t row, int column, int64_t m,
-                                          int64_t n, uint32_t& seen) const {
-        const Epilogue epilogue(a_scale, extras);
-        const int first = column + sums.column_of_lane(), count = count_of_eight(first, n);
-        const bool vectors = n % kEight == 0 && is_aligned(out, 16);
-        const auto use = [&](int, int, int64_t of_lane, const float (&y)[kEight]) {
-            if (of_lane >= m || count <= 0) return;
-#pragma unroll
-            for (int c = 0; c < kEight; ++c)
-                if (c < count) seen = larger(seen, magnitude(y[c]));
-            if (out != nullptr) store(of_lane * n + first, y, count, vectors);
-            if (positive != nullptr) store_positive(positive, of_lane, first, n, y, count, largest_zero(dtype));
-        };
-        for_each_eight(sums, epilogue, row, column, m, n, use);
+    __device__ __forceinline__ void write(Sums& sums, float a_scale, int64_t row, int column, int64_t m, int64_t n,
+                                          uint32_t& seen) const {
+        if (n % kEight == 0 && is_aligned(out, 16))
+            write<true>(sums, a_scale, row, column, m, n, seen);
+        else
+            write<false>(sums, a_scale, row, column, m, n, seen);
     }
 
     // absmax for an output of which the block has seen magnitudes before rounding, which is monotone.
     template <typename Scratch>
     __device__ __forceinline__ void raise(float* absmax, uint32_t seen, Scratch& scratch) const {
-        raise_absmax(absmax, magnitude(rounded(kWide ? Dtype::kFloat32 : dtype, __uint_as_float(seen))), scratch);
+        raise_absmax(absmax, magnitude(rounded(dtype, __uint_as_float(seen))), scratch);
     }
 
   private:
-    __device__ __forceinline__ void store(int64_t at, const float (&y)[kEight], int count, bool vectors) const {
-        if constexpr (kWide) {
-            store_eight(static_cast<float*>(out) + at, y, count, vectors);
-        } else {
-            uint32_t pairs[kEight / 2];
+    // kVectors: every eight is whole and aligned.
+    template <bool kVectors, typename Sums>
+    __device__ __forceinline__ void write(Sums& sums, float a_scale, int64_t row, int column, int64_t m, int64_t n,
+                                          uint32_t& seen) const {
+        const Epilogue epilogue(a_scale, extras);
+        const int first = column + sums.column_of_lane(), left = count_of_eight(first, n);
+        const auto use = [&](int, int64_t of_lane, const float (&y)[kEight]) {
+            if (of_lane >= m || left <= 0) return;
+            const int count = kVectors ? kEight : left;
 #pragma unroll
-            for (int i = 0; i < kEight / 2; ++i)
-                pairs[i] = dtype == Dtype::kBfloat16 ? pair_from_floats<bfloat16>(y[2 * i], y[2 * i + 1])
-                                                     : pair_from_floats<float16>(y[2 * i], y[2 * i + 1]);
-            uint16_t* to = static_cast<uint16_t*>(out) + at;
-            if (vectors && count == kEight)
-                return global_store<uint4>(to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+            for (int c = 0; c < kEight; ++c)
+                if (c < count) seen = larger(seen, magnitude(y[c]));
+            if (out != nullptr) store<kVectors>(of_lane * n + first, y, count);
+            if (positive != nullptr) store_positive(positive, of_lane, first, n, y, count, largest_zero(dtype));
+        };
+        for_each_eight<kVectors>(sums, epilogue, row, column, m, n, use);
+    }
+
+    template <bool kVectors>
+    __device__ __forceinline__ void store(int64_t at, const float (&y)[kEight], int count) const {
+        if (dtype == Dtype::kFloat32) {
+            float* to = static_cast<float*>(out) + at;
+            if constexpr (kVectors) {
+                store_vectors(to, y);
+            } else {
+#pragma unroll
+                for (int c = 0; c < kEight; ++c)
+                    if (c < count) to[c] = y[c];
+            }
+            return;
+        }
+        uint32_t pairs[kEight / 2];
+#pragma unroll
+        for (int i = 0; i < kEight / 2; ++i)
+            pairs[i] = dtype == Dtype::kBfloat16 ? pair_from_floats<bfloat16>(y[2 * i], y[2 * i + 1])
+                                                 : pair_from_floats<float16>(y[2 * i], y[2 * i + 1]);
+        uint16_t* to = static_cast<uint16_t*>(out) + at;
+        if constexpr (kVectors) {
+            global_store<uint4>(to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+        } else {
 #pragma unroll
             for (int c = 0; c < kEight; ++c)
                 if (c < count) to[c] = static_cast<uint16_t>(pairs[c / 2] >> c % 2 * 16);
@@ -100,31 +123,30 @@ struct Int8Output {
     uint8_t* positive;  // or null
 
     template <typename Sums>
-    __device__ __forceinline__ void write(const Sums& sums, float a_scale, int64_t row, int column, int64_t m,
-                                          int64_t n, uint32_t&) const {
+    __device__ __forceinline__ void write(Sums& sums, float a_scale, int64_t row, int column, int64_t m, int64_t n,
+                                          uint32_t&) const {
         const Epilogue epilogue(a_scale, extras);
         const Rounding round(*absmax, limit);
-        const RoundingBits random(seed, node);
         const int first = column + sums.column_of_lane(), count = count_of_eight(first, n);
-        const bool pairs = n % kPiece == 0 && is_aligned(q, kPiece);
-        uint2 even_row;
-        const auto use = [&](int, int e, int64_t of_lane, float (&y)[kEight]) {
+        const bool vectors = n % kEight == 0 && is_aligned(q, kEight), pairs = n % kPiece == 0 && is_aligned(q, kPiece);
+        uint2 even_row = make_uint2(0, 0);
+        const auto use = [&](int e, int64_t of_lane, float (&y)[kEight]) {
             const bool inside = of_lane < m && count > 0;
             if (positive != nullptr && inside)
                 store_positive(positive, of_lane, first, n, y, count, largest_zero(dtype));
 #pragma unroll
             for (int c = 0; c < kEight; ++c) y[c] = rounded(dtype, y[c]);
             const int64_t at = of_lane * n + first;
-            const uint2 values = rounded_eight(round, y, random.words_from(at));
+            const uint2 values = rounded_eight(round, y, RoundingBits(seed, node).words_from(at));
             if (!pairs) {
-                if (inside) store_values(q, at, values, count, n % kEight == 0 && is_aligned(q, kEight));
+                if (inside) store_values(q, at, values, count, vectors);
             } else if (e == 0) {
                 even_row = values;
             } else {
                 store_sixteen(even_row, values, of_lane - 1, first, m, n);
             }
         };
-        for_each_eight(sums, epilogue, row, column, m, n, use);
+        for_each_eight<false>(sums, epilogue, row, column, m, n, use);
     }
 
     template <typename Scratch>

@@ -65,17 +65,18 @@ __device__ __forceinline__ void multiply_rows(Left& left, const uint8_t* right, 
         });
     };
 
+    // Copies run ahead of the loop; other lefts take a first turn of it in which nothing is multiplied.
+    int stage = 0, chunk = Left::kCopies ? 0 : -Left::kChunks;
+    if constexpr (Left::kCopies)
 #pragma unroll
-    for (int i = 0; i < Left::kAhead; ++i) left.fetch(tiles_of_left, i);
-    left.put(tiles_of_left, 0);
-    int stage = 0;
+        for (int i = 0; i < kStages - 1; ++i) left.fetch(tiles_of_left, i);
 #pragma unroll 1
     for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
         const int of_rows = tile / slabs, column = (tile - of_rows * slabs) * Split::kColumns + Split::column();
         uint32_t quads = static_cast<uint32_t>(column) * (kChunk / kPiece) + lane_id();
         const bool works = column < n;
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; chunk += Left::kChunks) {
+        for (; chunk < chunks; chunk += Left::kChunks) {
             const int into = (stage + kStages - 1) % kStages;
             if constexpr (Left::kCopies) {
                 wait_for_copies<kStages - 2>();
@@ -86,7 +87,7 @@ __device__ __forceinline__ void multiply_rows(Left& left, const uint8_t* right, 
                 __syncthreads();
             }
 #pragma unroll 1
-            for (int i = 0; i < Left::kChunks && chunk + i < chunks; ++i) {
+            for (int i = 0; i < Left::kChunks && chunk >= 0 && chunk + i < chunks; ++i) {
                 const int start = stage * Left::kStage + i * (Split::kRows * kChunk);
                 if (works) multiply(quads, start);
                 left.store_copy(tiles_of_left, start, of_rows, chunk + i);
@@ -95,6 +96,7 @@ __device__ __forceinline__ void multiply_rows(Left& left, const uint8_t* right, 
             left.put(tiles_of_left, into);
             stage = (stage + 1) % kStages;
         }
+        chunk = 0;
         output.write(sums, left.scale(), static_cast<int64_t>(of_rows) * Split::kRows + Split::row(), column, m, n,
                      seen);
         sums.clear();

@@ -24,7 +24,7 @@ GQC_EXPORT(qgemm_s4_pack)
 
 // As qgemm_rows_* for a packed left operand and what qgemm_s4_pack made. The kernels that copy want it on a 16-byte
 // boundary and k % 32 == 0.
-#define GQC_ROWS(name, columns, async, wide)                                                                      \
+#define GQC_ROWS(name, columns, async)                                                                            \
     GQC_GLOBAL(256, async ? kBlocks : 1)                                                                          \
     name(const void* a, const uint8_t* right, int64_t m, int64_t n, int64_t k, const float* a_scale,              \
          const float* b_scale, const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out, \
@@ -33,20 +33,16 @@ GQC_EXPORT(qgemm_s4_pack)
             using Blocks = Split<columns, kWarpRows>;                                                             \
             IntegerLeft<Halves, Blocks::kRows, async> left(a, 1, a_scale, m, k, Blocks::tiles(m, n),              \
                                                            Blocks::slabs(n));                                     \
-            const FloatOutput<wide> output{{b_scale, bias, row_scale, relu}, dtype, out, positive};               \
+            const FloatOutput output{{b_scale, bias, row_scale, relu}, dtype, out, positive};                     \
             multiply_rows<Halves, Blocks, kWarpRows>(left, right, m, n, k, output, absmax);                       \
         });                                                                                                       \
     }                                                                                                             \
     GQC_EXPORT(name)
 
-GQC_ROWS(qgemm_s4_rows_128_copy_f32, 128, true, true)
-GQC_ROWS(qgemm_s4_rows_128_copy_16, 128, true, false)
-GQC_ROWS(qgemm_s4_rows_128_f32, 128, false, true)
-GQC_ROWS(qgemm_s4_rows_128_16, 128, false, false)
-GQC_ROWS(qgemm_s4_rows_256_copy_f32, 256, true, true)
-GQC_ROWS(qgemm_s4_rows_256_copy_16, 256, true, false)
-GQC_ROWS(qgemm_s4_rows_256_f32, 256, false, true)
-GQC_ROWS(qgemm_s4_rows_256_16, 256, false, false)
+GQC_ROWS(qgemm_s4_rows_128_copy, 128, true)
+GQC_ROWS(qgemm_s4_rows_128, 128, false)
+GQC_ROWS(qgemm_s4_rows_256_copy, 256, true)
+GQC_ROWS(qgemm_s4_rows_256, 256, false)
 
 // As qgemm_parts for packed operands; part: a multiple of 128.
 GQC_GLOBAL(256, 1)

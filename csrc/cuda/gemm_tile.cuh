@@ -46,7 +46,7 @@ __device__ __forceinline__ int place_in_quads(int column, int word) {
 }
 
 // Rows 0..3 of 4 bytes become columns.
-__device__ __forceinline__ void transpose_bytes(uint32_t (&v)[4]) {
+__device__ __forceinline__ void transpose(uint32_t (&v)[4]) {
     const uint32_t low01 = __byte_perm(v[0], v[1], 0x5140), high01 = __byte_perm(v[0], v[1], 0x7362);
     const uint32_t low23 = __byte_perm(v[2], v[3], 0x5140), high23 = __byte_perm(v[2], v[3], 0x7362);
     v[0] = __byte_perm(low01, low23, 0x5410), v[1] = __byte_perm(low01, low23, 0x7632);
@@ -54,15 +54,15 @@ __device__ __forceinline__ void transpose_bytes(uint32_t (&v)[4]) {
 }
 
 // Rows 0..7 of 8 halves become columns.
-__device__ __forceinline__ void transpose_halves(uint32_t (&v)[8]) {
+__device__ __forceinline__ void transpose(uint32_t (&v)[8]) {
     uint32_t even[4], odd[4];  // columns, a byte for two rows
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         even[i] = (v[2 * i] & 0x0f0f0f0fu) | (v[2 * i + 1] & 0x0f0f0f0fu) << 4;
         odd[i] = (v[2 * i] >> 4 & 0x0f0f0f0fu) | (v[2 * i + 1] & 0xf0f0f0f0u);
     }
-    transpose_bytes(even);
-    transpose_bytes(odd);
+    transpose(even);
+    transpose(odd);
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[2 * i] = even[i], v[2 * i + 1] = odd[i];
 }
@@ -124,36 +124,27 @@ struct TileShare {
         const int row = thread / kPiece * kPiece, word = thread % kPiece;
         const int even = start + (rows ? place_of_row(row) + 4 * word : place_in_quads(row, word));
         const int odd = start + (rows ? place_of_row(row + 1) + 4 * word - kChunk : place_in_quads(row + 8, word));
-        const auto store_column = [&](int c, uint32_t column) {
-            if (rows)
-                shared_store<uint32_t>(array, (c % 2 ? odd : even) + c * kChunk, column);
-            else
-                shared_store<uint32_t>(array, (c < 8 ? even : odd) + c % 8 / 2 * kQuads + c % 2 * 4, column);
+        const auto store_columns = [&](int first, auto... of_line) {
+            uint32_t block[sizeof...(of_line)] = {of_line...};
+            transpose(block);
+#pragma unroll
+            for (int i = 0; i < static_cast<int>(sizeof...(of_line)); ++i) {
+                const int c = first + i;
+                if (rows)
+                    shared_store<uint32_t>(array, (c % 2 ? odd : even) + c * kChunk, block[i]);
+                else
+                    shared_store<uint32_t>(array, (c < 8 ? even : odd) + c % 8 / 2 * kQuads + c % 2 * 4, block[i]);
+            }
         };
+        const auto& p = pieces;
         if constexpr (kHalves) {
-            const auto store_columns = [&](int first, const uint32_t (&lines)[8]) {
-                uint32_t block[8];
-#pragma unroll
-                for (int i = 0; i < 8; ++i) block[i] = lines[i];
-                transpose_halves(block);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) store_column(first + i, block[i]);
-            };
-            store_columns(0, {pieces[0].x, pieces[0].z, pieces[1].x, pieces[1].z, pieces[2].x, pieces[2].z, pieces[3].x,
-                              pieces[3].z});
-            store_columns(8, {pieces[0].y, pieces[0].w, pieces[1].y, pieces[1].w, pieces[2].y, pieces[2].w, pieces[3].y,
-                              pieces[3].w});
+            store_columns(0, p[0].x, p[0].z, p[1].x, p[1].z, p[2].x, p[2].z, p[3].x, p[3].z);
+            store_columns(8, p[0].y, p[0].w, p[1].y, p[1].w, p[2].y, p[2].w, p[3].y, p[3].w);
         } else {
-            const auto store_columns = [&](int first, uint32_t k0, uint32_t k1, uint32_t k2, uint32_t k3) {
-                uint32_t block[4] = {k0, k1, k2, k3};
-                transpose_bytes(block);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) store_column(first + i, block[i]);
-            };
-            store_columns(0, pieces[0].x, pieces[1].x, pieces[2].x, pieces[3].x);
-            store_columns(4, pieces[0].y, pieces[1].y, pieces[2].y, pieces[3].y);
-            store_columns(8, pieces[0].z, pieces[1].z, pieces[2].z, pieces[3].z);
-            store_columns(12, pieces[0].w, pieces[1].w, pieces[2].w, pieces[3].w);
+            store_columns(0, p[0].x, p[1].x, p[2].x, p[3].x);
+            store_columns(4, p[0].y, p[1].y, p[2].y, p[3].y);
+            store_columns(8, p[0].z, p[1].z, p[2].z, p[3].z);
+            store_columns(12, p[0].w, p[1].w, p[2].w, p[3].w);
         }
     }
 
@@ -233,6 +224,16 @@ struct WarpSums {
                 for (int32_t& value : fragment) value = 0;
     }
 
+    // at(i + 1, ..) becomes at(i, ..), so that a loop that is not unrolled can go over registers.
+    __device__ __forceinline__ void next_fragment() {
+#pragma unroll
+        for (auto& columns : values)
+#pragma unroll
+            for (int i = 0; i < kFragments - 1; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) columns[i][j] = columns[i + 1][j];
+    }
+
     // The sum of row 8 i + row_of_lane(e) and column column_of_lane() + c, for e = 0, 1 and c = 0 .. 7.
     __device__ __forceinline__ int32_t at(int i, int e, int c) const { return values[c / 2][i][c % 2 * 2 + e]; }
     static __device__ __forceinline__ int row_of_lane(int e) { return lane_id() % 4 * 2 + e; }
@@ -242,8 +243,8 @@ struct WarpSums {
     // a multiple of kRows; quad(group, step): this lane's quad of right.
     template <typename Array, typename Quads>
     __device__ __forceinline__ void add(const Array& left, int start, int row, const Quads& quad) {
-        const int lane = thread_anew() % kWarp, at = start + row * kChunk + lane % 4 * kPiece;
-        const int g = lane / 4 ^ (kRows % 32 ? row / 16 % 2 : 0);
+        const int lane = thread_anew() % kWarp, g = lane / 4 ^ (kRows % 32 ? row / 16 % 2 : 0);
+        const int at = start + row * kChunk + lane % 4 * kPiece;
         uint4 rows[kFragments];
 #pragma unroll
         for (int i = 0; i < kFragments; ++i)

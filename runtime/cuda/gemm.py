@@ -25,31 +25,29 @@ _WIDEST = 256  # columns that a block covers
 _ROWS_QUANTIZED = {128: 64, 256: 32}  # by columns, of a tile whose left operand is quantized as it is read
 
 _EPILOGUE = "ppppii"
-_OUTPUTS = {"f32": "ppp", "16": "ppp", "int8": "pfpippp"}
+_FLOATS, _INT8 = "", "_int8"  # outputs, as kernels are named by them
+_OUTPUTS = {_FLOATS: "ppp", _INT8: "pfpippp"}
 _PACK = Kernel("qgemm_pack", "piiiiip")
 _PARTS = Kernel("qgemm_parts", "piipiiiiiip")
 _PARTS_WHOLE = Kernel("qgemm_parts_whole", "ppiiiip")
-_ADD_PARTS = {
-    kind: Kernel(f"qgemm_add_parts{'_int8' if kind == 'int8' else ''}", f"piii{_EPILOGUE}{output}")
-    for kind, output in _OUTPUTS.items()
-}
+_ADD_PARTS = {kind: Kernel(f"qgemm_add_parts{kind}", f"piii{_EPILOGUE}{output}") for kind, output in _OUTPUTS.items()}
 _ROWS = {
     (columns, copies, kind): Kernel(
-        f"qgemm_rows_{columns}{'_copy' if copies else ''}_{kind}", f"pipiii{_EPILOGUE}{output}"
+        f"qgemm_rows_{columns}{'_copy' if copies else ''}{kind}", f"pipiii{_EPILOGUE}{output}"
     )
     for columns, copies, (kind, output) in product((128, 256), (False, True), _OUTPUTS.items())
 }
 _QUANTIZE_ROWS = {
-    (columns, kind): Kernel(f"quantize_qgemm_{columns}_{kind}", f"pipfpipppiii{_EPILOGUE[1:]}ppp")
-    for columns, kind in product((128, 256), ("f32", "16"))
+    columns: Kernel(f"quantize_qgemm_{columns}", f"pipfpipppiii{_EPILOGUE[1:]}{_OUTPUTS[_FLOATS]}")
+    for columns in (128, 256)
 }
 _S4_PACK = Kernel("qgemm_s4_pack", "piiiip")
 _S4_PARTS = Kernel("qgemm_s4_parts", "pipiiiiip")
 _S4_ROWS = {
-    (columns, copies, kind): Kernel(
-        f"qgemm_s4_rows_{columns}{'_copy' if copies else ''}_{kind}", f"ppiii{_EPILOGUE}ppp"
+    (columns, copies): Kernel(
+        f"qgemm_s4_rows_{columns}{'_copy' if copies else ''}", f"ppiii{_EPILOGUE}{_OUTPUTS[_FLOATS]}"
     )
-    for columns, copies, kind in product((128, 256), (False, True), ("f32", "16"))
+    for columns, copies in product((128, 256), (False, True))
 }
 
 
@@ -104,7 +102,7 @@ def qgemm(
         return
     operands = _Matrix(a, a_packed, not trans_a), _Matrix(b, b_packed, trans_b)
     finish = _product(target, *operands, _Sizes(m, n, k), (a_scale, b_scale, bias, row_scale, relu, dtype))
-    finish(_Output(_kind(dtype), (out, positive, absmax)))
+    finish(_Output(_FLOATS, (out, positive, absmax)))
 
 
 def qgemm_int8(
@@ -138,8 +136,8 @@ def qgemm_int8(
         return
     operands = _Matrix(a, False, not trans_a), _Matrix(b, False, trans_b)
     finish = _product(target, *operands, _Sizes(m, n, k), (a_scale, b_scale, bias, row_scale, relu, dtype))
-    finish(_Output(_kind(dtype), (None, None, largest.data_ptr())))
-    finish(_Output("int8", (*rounding, q, scale, positive)))
+    finish(_Output(_FLOATS, (None, None, largest.data_ptr())))
+    finish(_Output(_INT8, (*rounding, q, scale, positive)))
 
 
 def quantize_qgemm(
@@ -185,12 +183,8 @@ def quantize_qgemm(
     grid = strided_blocks(target, blocks_for(m, _ROWS_QUANTIZED[columns]), 1, _BLOCKS)
     rounding = (largest, quantize.limit(bits), seed if stochastic else None, node, q, scale)
     rest = (b_scale, bias, row_scale, relu, dtype, out, positive, absmax)
-    kernel = _QUANTIZE_ROWS[columns, _kind(dtype)]
+    kernel = _QUANTIZE_ROWS[columns]
     launch(target, kernel, grid, 256, x, x_dtype, *rounding, right.data_ptr(), m, n, k, *rest)
-
-
-def _kind(dtype: int) -> str:
-    return "16" if dtype else "f32"
 
 
 def _columns(n: int) -> int:
@@ -229,7 +223,7 @@ def _product(
     left = (a.values,) if s4 else (a.values, a.packed)
 
     def multiply_rows(output: _Output) -> None:
-        kernel = (_S4_ROWS if s4 else _ROWS)[columns, copies, output.kind]
+        kernel = _S4_ROWS[columns, copies] if s4 else _ROWS[columns, copies, output.kind]
         launch(target, kernel, blocks, 256, *left, right.data_ptr(), m, n, k, *epilogue, *output.arguments)
 
     return multiply_rows

@@ -48,16 +48,17 @@ class Place:
         return tree_map_only(Tensor, lambda t: t.to(self.device), tree)
 
     @contextmanager
-    def running(self, poisoned: bool = False) -> Iterator[None]:
+    def running(self, poisoned: bool = False, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
         """Run gqc's ops on the device inside the context.
 
         Args:
             poisoned: fill new tensors with NaN or the largest integer, so that what a kernel leaves out is seen.
+            capability: of the GPU that the emulator stands for.
         """
         if self.dry:
             from tests.emu import emulator
 
-            target = emulator.Emulator(emulator.library(), "random", torch.initial_seed()).running()
+            target = emulator.Emulator(emulator.library(), "random", torch.initial_seed(), capability).running()
         else:
             target = nullcontext()
         before = torch.are_deterministic_algorithms_enabled()
