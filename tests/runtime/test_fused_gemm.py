@@ -183,7 +183,8 @@ def test_infinite_bias_and_scale_reach_the_result(backend: str) -> None:
 
 @pytest.mark.parametrize("k", [131_073, 300_000])
 def test_long_contractions(backend: str, k: int) -> None:
-    k = min(k, 140_000) if backend == CUDA else k  # the emulator is slow
+    if backend == CUDA and k > 140_000:
+        pytest.skip("the emulator is slow")
     x, b, one = torch.randn(2, k), int8(k, 3), torch.tensor(1e-3)
     _, _, q, scale, _ = same("quantize_qgemm", x, None, SEED, 5, 8, True, b, one, False, None, None, True, FLOAT)
     same("qgemm_int8", q, scale, b, one, False, False, None, None, True, SEED, 1, 8, True, FLOAT)
