@@ -242,7 +242,7 @@ __device__ __forceinline__ void decompress(const uint8_t* packed, const void* ze
 // 7) / 8] bytes; zeros, ranges: [rows] floats, or bfloat16; lanes: threads that share a row, a power of two up to 32,
 // or all 256. rows, width > 0.
 #define GQC_COMPRESS_ROWS(SUFFIX, T)                                                                                 \
-    GQC_GLOBAL(256)                                                                                                  \
+    GQC_GLOBAL(256, 2)                                                                                               \
     compress_rows_##SUFFIX(const T* x, int64_t rows, int64_t width, int64_t bits, const int64_t* seed, int64_t node, \
                            int64_t in_bfloat16, int64_t lanes, uint8_t* packed, void* zeros, void* ranges) {         \
         compress(x, rows, width, bits, seed, node, in_bfloat16, lanes, packed, zeros, ranges);                       \
