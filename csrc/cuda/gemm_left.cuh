@@ -241,7 +241,7 @@ class QuantizedLeft {
         const Rounding round(*largest_, limit_);
         const RoundingBits random(seed_, node_);
         const int64_t block = at / kBlockElements;
-        const int skipped = static_cast<int>(at) % kBlockElements;
+        const int skipped = static_cast<int>(at % kBlockElements);
         uint4 words = random.words(block), next = random.words(block + 1);
         float x[kEight];
         eight(0, x);
