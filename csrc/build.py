@@ -15,6 +15,7 @@ import os
 import platform
 import shlex
 import shutil
+import subprocess
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,14 +30,18 @@ from csrc import nvcc
 from csrc.objects import OBJECTS, Unit, compile_stale, execute
 
 SOURCES = Path("csrc")
+_AVX512 = [
+    *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 warns of its own intrinsics: its bug 105593
+]
 ISA_FLAGS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": [
-        *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 warns of its own intrinsics: its bug 105593
-    ],
+    "avx512": _AVX512,
+    "amx": [*_AVX512, "-mamx-tile", "-mamx-int8"],
 }
+AMX_SOURCES = ("qgemm",)
+"""Kernels that use tiles; others would be the same as for AVX-512, which takes their place."""
 FLAGS = [
     *("-O3", "-std=c++17", "-Wall", "-Wextra", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", f"-I{SOURCES}"),
@@ -65,6 +70,12 @@ def compiler() -> list[str]:
     return command
 
 
+def knows(cxx: list[str], *flags: str) -> bool:
+    """Whether a compiler takes options; GCC knows AMX since its version 11."""
+    command = [*cxx, *flags, "-x", "c++", "-E", "/dev/null"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def interface() -> int:
     """Checksum of what Python gives to the kernels: a library with another one does not fit it."""
     for node in ast.parse(Path("runtime/native.py").read_text()).body:
@@ -90,7 +101,8 @@ def cpu_units(cxx: list[str]) -> Iterator[Unit]:
         yield unit(source, source.stem, f"-DGQC_INTERFACE={interface()}u")
     for source in sorted((SOURCES / "cpu" / "kernels").glob("*.cpp")):
         for isa in isas():
-            yield unit(source, f"{source.stem}.{isa}", f"-DGQC_ISA={isa}", *ISA_FLAGS[isa])
+            if isa != "amx" or (source.stem in AMX_SOURCES and knows(cxx, *ISA_FLAGS[isa])):
+                yield unit(source, f"{source.stem}.{isa}", f"-DGQC_ISA={isa}", *ISA_FLAGS[isa])
 
 
 class BuildNative(build_ext):

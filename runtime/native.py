@@ -107,8 +107,8 @@ def use_isa(name: str) -> Iterator[None]:
 
 
 def _bind(name: str) -> Callable[..., bytes | None]:
-    symbol = f"gqc_{name}_{isa()}"
-    missing = missing_kernels() or ([] if hasattr(_library(), symbol) else [name])
+    symbol = _symbol(name)
+    missing = missing_kernels() or ([] if symbol else [name])
     if missing:  # in an older library the arguments of other kernels may be others too
         raise KernelError(f"{_LIBRARY} has no kernel {missing[0]!r}: it is older than the sources; {_BUILD}")
     function = getattr(_library(), symbol)
@@ -118,9 +118,15 @@ def _bind(name: str) -> Callable[..., bytes | None]:
     return function
 
 
+def _symbol(name: str) -> str:
+    """The function of a kernel for the instruction set in use; what has no use for tiles has none of its own."""
+    sets = (isa(), "avx512") if isa() == "amx" else (isa(),)
+    return next((s for s in (f"gqc_{name}_{each}" for each in sets) if hasattr(_library(), s)), "")
+
+
 def missing_kernels() -> list[str]:
     """Kernels of :data:`SIGNATURES` that the library does not have for the instruction set in use."""
-    return [name for name in SIGNATURES if not hasattr(_library(), f"gqc_{name}_{isa()}")]
+    return [name for name in SIGNATURES if not _symbol(name)]
 
 
 def library_path() -> Path:

@@ -1,9 +1,69 @@
 // What the library says of itself.
 
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#if defined(__x86_64__) && defined(__linux__)
+#    include <cpuid.h>
+#    include <sys/syscall.h>
+#    include <unistd.h>
+#endif
+
 // The arguments for which it was built (csrc/build.py).
 extern "C" __attribute__((visibility("default"))) unsigned gqc_interface() {
     return GQC_INTERFACE;
 }
+
+#if defined(__x86_64__) && defined(__linux__)
+#    define GQC_DECLARE_QGEMM(isa)                                                                                     \
+        extern "C" __attribute__((weak)) const char* gqc_qgemm_##isa(                                                  \
+            int64_t threads, const void* a, const float* a_scale, int64_t a_packed, const void* b,                     \
+            const float* b_scale, int64_t b_packed, int64_t m, int64_t n, int64_t k, int64_t trans_a, int64_t trans_b, \
+            const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out, float* absmax,          \
+            uint8_t* positive)
+GQC_DECLARE_QGEMM(portable);
+GQC_DECLARE_QGEMM(amx);
+
+namespace {
+
+// Linux lets a process use tiles only after it has asked once.
+bool may_use_tiles() {
+    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kOsxsave = 1u << 27, kTileState = 3u << 17;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsxsave)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
+    __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    if ((a & kTileState) != kTileState) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Some processors and virtual machines that claim tiles have multiplied wrongly.
+bool tiles_are_right() {
+    constexpr int64_t kM = 37, kN = 35, kK = 70;
+    static int8_t a[kM * kK], b[kK * kN];
+    uint32_t random = 1;
+    for (int8_t* x : {a, b})
+        for (int64_t i = 0; i < (x == a ? kM : kN) * kK; ++i) {
+            random = random * 1664525u + 1013904223u;
+            x[i] = static_cast<int8_t>(static_cast<int32_t>(random >> 8) % 255 - 127);
+        }
+    const float scale = 1;
+    for (const int64_t transposed : {0, 1}) {
+        float got[kM * kN], want[kM * kN], absmax;
+        const auto multiply = [&](auto kernel, float* out) {
+            return kernel(1, a, &scale, 0, b, &scale, 0, kM, kN, kK, transposed, transposed, nullptr, nullptr, 0, 0,
+                          out, &absmax, nullptr);
+        };
+        if (multiply(gqc_qgemm_amx, got) || multiply(gqc_qgemm_portable, want)) return false;
+        if (std::memcmp(got, want, sizeof got) != 0) return false;
+    }
+    return true;
+}
+
+}  // namespace
+#endif
 
 // Which of the compiled instruction sets this processor and operating system can run.
 extern "C" __attribute__((visibility("default"))) const char* gqc_isas() {
@@ -13,6 +73,10 @@ extern "C" __attribute__((visibility("default"))) const char* gqc_isas() {
         const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
+#    if defined(__linux__)
+        static const bool amx = avx512 && gqc_qgemm_amx != nullptr && may_use_tiles() && tiles_are_right();
+        if (amx) return "portable avx2 avx512 amx";
+#    endif
         return avx512 ? "portable avx2 avx512" : "portable avx2";
     }
 #endif

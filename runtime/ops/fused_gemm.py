@@ -48,7 +48,7 @@ class _Epilogue:
             if vector is not None and vector.shape != (size,):
                 raise KernelError(f"gqc.{op}: {name} has shape {tuple(vector.shape)}; the product needs ({size},)")
         bias, row_scale = (None if x is None else x.float().contiguous() for x in (bias, row_scale))
-        return cls(bias, row_scale, relu, dtype, on.new_empty(_positive_shape(m, n, relu), dtype=torch.uint8))
+        return cls(bias, row_scale, relu, dtype, kernels.empty(on, _positive_shape(m, n, relu), torch.uint8))
 
     def first_arguments(self) -> tuple[int | None, int | None, bool]:
         return _address(self.bias), _address(self.row_scale), self.relu
@@ -81,7 +81,7 @@ def _qgemm_epilogue(
     m, n, k = check_product("qgemm_epilogue", a, b, trans_a, trans_b)
     epilogue = _Epilogue.of("qgemm_epilogue", a, (m, n), bias, row_scale, relu, dtype)
     a, b, trans_a, trans_b = contiguous_operands(a, b, trans_a, trans_b)
-    out, absmax = a.new_empty((m, n), dtype=dtype), kernels.new_absmax(a_scale)
+    out, absmax = kernels.empty(a, (m, n), dtype), kernels.new_absmax(a_scale)
     kernels.run(
         a,
         "qgemm",
@@ -127,13 +127,13 @@ def _quantize_qgemm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     refuse_gradient("quantize_qgemm", b_scale)
     check_quantize("quantize_qgemm", x, seed, bits, stochastic, most=8)
-    q = x.new_empty(x.shape, dtype=torch.int8)
+    q = kernels.empty(x, x.shape, torch.int8)
     m, n, k = check_product("quantize_qgemm", q, b, False, trans_b)
     epilogue = _Epilogue.of("quantize_qgemm", x, (m, n), bias, row_scale, relu, dtype)
     x = x.contiguous()
     _, b, _, trans_b = contiguous_operands(q, b, False, trans_b)
     scale = x.new_empty((), dtype=torch.float32)
-    out, out_absmax = x.new_empty((m, n), dtype=dtype), kernels.new_absmax(x)
+    out, out_absmax = kernels.empty(x, (m, n), dtype), kernels.new_absmax(x)
     kernels.run(
         x,
         "quantize_qgemm",
@@ -186,7 +186,7 @@ def _qgemm_int8(
     epilogue = _Epilogue.of("qgemm_int8", a, (m, n), bias, row_scale, relu, dtype)
     check_quantize("qgemm_int8", a.new_empty(0, dtype=dtype), seed, bits, stochastic, most=8)
     a, b, trans_a, trans_b = contiguous_operands(a, b, trans_a, trans_b)
-    q, scale = a.new_empty((m, n), dtype=torch.int8), a.new_empty((), dtype=torch.float32)
+    q, scale = kernels.empty(a, (m, n), torch.int8), a.new_empty((), dtype=torch.float32)
     kernels.run(
         a,
         "qgemm_int8",
@@ -229,7 +229,7 @@ def _relu_backward(grad: Tensor, positive: Tensor) -> Tensor:
             f"and got {tuple(positive.shape)}"
         )
     grad = grad.contiguous()
-    out = torch.empty_like(grad)
+    out = kernels.empty(grad, grad.shape)
     kernels.run(
         grad,
         "relu_backward",

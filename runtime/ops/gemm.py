@@ -85,7 +85,7 @@ def _product(
         out, absmax = _product(a, a_scale, b, b_scale, sizes, trans_a, trans_b, bias, torch.float32)
         return out.to(dtype), absmax.to(dtype).float()
     m, n, k = sizes
-    out = a.new_empty((m, n), dtype=dtype)
+    out = kernels.empty(a, (m, n), dtype)
     absmax = kernels.new_absmax(a_scale)
     bias = None if bias is None else bias.float().contiguous()
     kernels.run(

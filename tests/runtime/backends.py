@@ -12,7 +12,11 @@ from tests.emu import emulator
 
 CUDA = "cuda-emulated"
 
-BACKENDS = (*native.isas(), CUDA)
+TILES = "amx"
+ISAS = tuple(name for name in native.isas() if name != TILES)
+"""Instruction sets with kernels of their own in every family; tiles have some for products of matrices only."""
+
+BACKENDS = (*ISAS, CUDA)
 """Names for :func:`on_backend`."""
 
 

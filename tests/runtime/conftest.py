@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gqc.runtime import native
-from tests.runtime.backends import BACKENDS, CUDA, on_backend
+from tests.runtime.backends import BACKENDS, CUDA, ISAS, TILES, on_backend
 
 THREADS = (1, 2)
 
@@ -22,12 +22,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that has the fixture ``backend`` on every back end, on each number of threads where it is the CPU."""
+    """Run a test that has the fixture ``backend`` on every back end, on each number of threads where it is the CPU, and
+    one that has ``isa`` on every instruction set; with tiles, if its module says ``USES_TILES``.
+    """
+    tiles = tuple(name for name in native.isas() if name == TILES and getattr(metafunc.module, "USES_TILES", False))
+    if "isa" in metafunc.fixturenames:
+        metafunc.parametrize("isa", (*ISAS, *tiles), indirect=True)
     if {"backend", "threads"} <= set(metafunc.fixturenames):
-        cases = [(name, threads) for name in BACKENDS for threads in ((1,) if name == CUDA else THREADS)]
+        cases = [(name, threads) for name in (*tiles, *BACKENDS) for threads in ((1,) if name == CUDA else THREADS)]
         metafunc.parametrize(("backend", "threads"), cases, indirect=True)
     elif "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", BACKENDS, indirect=True)
+        metafunc.parametrize("backend", (*tiles, *BACKENDS), indirect=True)
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=native.isas())
+@pytest.fixture
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test once on each instruction set of this processor."""
     with native.use_isa(request.param):

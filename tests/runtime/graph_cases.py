@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gqc.runtime import native
 from gqc.runtime.relation import DST, SRC, from_edges, num_dst, num_rows, num_src
-from tests.runtime.backends import CUDA, on_backend
+from tests.runtime.backends import CUDA, ISAS, on_backend
 
 Relation = list[Tensor]
 
@@ -122,7 +121,7 @@ def on_all_backends(function: Callable[[], Any], names: Sequence[str] | None = N
     """Results of ``function`` on back ends, by default the instruction sets, those with one, two and three threads."""
     results, before = [], torch.get_num_threads()
     try:
-        for name in native.isas() if names is None else names:
+        for name in ISAS if names is None else names:
             for threads in (1,) if name == CUDA else (1, 2, 3):
                 torch.set_num_threads(threads)
                 with on_backend(name):

@@ -78,7 +78,7 @@ def test_no_function_is_shared_between_instruction_sets() -> None:
     """A shared inline function would run with whichever instructions the linker met first."""
     symbols = subprocess.run(["nm", "--demangle", str(native._LIBRARY)], capture_output=True, text=True, check=True)
     code = [line.split(maxsplit=2)[2] for line in symbols.stdout.splitlines() if re.match(r"\S+ [tTwW] ", line)]
-    of_kernels = [name for name in code if re.search(r"\b(portable|avx2|avx512)\b|_(portable|avx2|avx512)\b", name)]
+    of_kernels = [name for name in code if re.search(r"(\b|_)(portable|avx2|avx512|amx)\b", name)]
     assert of_kernels
     shared = [name for name in set(code) - set(of_kernels) if "std::" in name or "gqc::" in name]
     assert shared == []

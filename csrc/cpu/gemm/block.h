@@ -5,8 +5,7 @@
 #include <cstring>
 
 #include "common/buffer.h"
-#include "cpu/gemm/pack.h"
-#include "cpu/gemm/shape.h"
+#include "cpu/gemm/packed_right.h"
 
 namespace gqc::GQC_ISA {
 
@@ -14,41 +13,6 @@ namespace gqc::GQC_ISA {
 constexpr int64_t kBlockUnit = kRows % 8 == 0 ? kRows : kRows % 2 == 0 && kRows % 4 != 0 ? 4 * kRows : 2 * kRows;
 constexpr int64_t kBlockRows = 48;
 static_assert(kBlockUnit % kRows == 0 && kBlockUnit % 8 == 0 && kBlockRows % kBlockUnit == 0);
-
-// The right operand, packed panel by panel.
-class PackedRight {
-  public:
-    PackedRight(Shape shape, const Operand& right)
-        : shape_(shape),
-          right_(right),
-          k_packed_(round_up(shape.k, kGroup)),
-          values_(round_up(shape.n, kLanes) * k_packed_),
-          excess_(round_up(shape.n, kLanes)) {
-        if (excess_.ok()) excess_.clear();
-    }
-
-    bool ok() const { return values_.ok() && excess_.ok(); }
-
-    void pack(int64_t j0) const {
-        const Panel panel(shape_.n, j0);
-        Right* columns = &values_[j0 * k_packed_];
-        for (int64_t k = 0; k < shape_.k; k += kGroup)
-            pack_group<Right, encode_right>(right_, k, shape_.k - k < kGroup ? shape_.k - k : kGroup, j0, panel.columns,
-                                            columns + k * panel.vectors * kLanes);
-        add_excess(panel.vectors, columns, k_packed_ / kGroup, &excess_[j0]);
-    }
-
-    const Right* panel(int64_t j0) const { return &values_[j0 * k_packed_]; }
-    const uint32_t* excess(int64_t j0) const { return &excess_[j0]; }
-    int64_t groups() const { return k_packed_ / kGroup; }
-
-  private:
-    Shape shape_;
-    Operand right_;
-    int64_t k_packed_;
-    Buffer<Right> values_;
-    Buffer<uint32_t> excess_;
-};
 
 // One thread's block of left rows.
 class LeftBlock {

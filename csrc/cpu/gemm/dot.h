@@ -1,6 +1,7 @@
 // The inner step of integer matrix products: int32 sums of products of int8 pairs, a register tile at a time.
 //
 // A lane adds up kGroup products a step, so both operands are stored with kGroup consecutive k side by side:
+//   AMX           tdpbssd: int8 by int8 in tiles (cpu/gemm/amx), kStep contracted indices at a time
 //   AVX-512 VNNI  vpdpbusd: 4 products of unsigned left and signed right bytes; the left operand is stored as value +
 //   128 elsewhere     pmaddwd:  2 products of int16; both operands are stored widened
 // Sums wrap modulo 2^32, so the 128 * (sum of the right column) that the first form adds too much may be taken off at
@@ -18,15 +19,20 @@
 
 namespace gqc::GQC_ISA {
 
-#if defined(__AVX512VNNI__)
+#if defined(__AMX_INT8__)
+using Left = int8_t;
+using Right = int8_t;
+constexpr int kGroup = 4, kStep = 64, kVectors = 4, kVectorBytes = 64;
+constexpr int32_t kLeftOffset = 0;
+#elif defined(__AVX512VNNI__)
 using Left = uint8_t;
 using Right = int8_t;
-constexpr int kGroup = 4, kVectors = 4, kVectorBytes = 64;
+constexpr int kGroup = 4, kStep = kGroup, kVectors = 4, kVectorBytes = 64;
 constexpr int32_t kLeftOffset = 128;
 #else
 using Left = int16_t;
 using Right = int16_t;
-constexpr int kGroup = 2, kVectors = 2;
+constexpr int kGroup = 2, kStep = kGroup, kVectors = 2;
 constexpr int32_t kLeftOffset = 0;
 #    if defined(__AVX2__)
 constexpr int kVectorBytes = 32;

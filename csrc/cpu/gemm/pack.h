@@ -73,6 +73,39 @@ inline void encode_line(const Matrix& x, int64_t line, T* out) {
         encode_row<T, encode>(x.line(line), x.width, out);
 }
 
+#if defined(__AVX512VNNI__)
+// out[j][i] = from[i][j] ^ flip for 4 rows of bytes.
+inline void interleave_rows(const int8_t* from, int64_t stride, int64_t count, char flip, void* to) {
+    const __m512i flips = _mm512_set1_epi8(flip);
+    for (int64_t j = 0; j < count; j += 64) {
+        const int64_t rest = count - j < 64 ? count - j : 64;
+        const __mmask64 columns = ~0ull >> (64 - rest);
+        __m512i rows[4], fours[4];
+#    pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) rows[i] = _mm512_maskz_loadu_epi8(columns, from + i * stride + j) ^ flips;
+        const __m512i low01 = _mm512_unpacklo_epi8(rows[0], rows[1]), high01 = _mm512_unpackhi_epi8(rows[0], rows[1]);
+        const __m512i low23 = _mm512_unpacklo_epi8(rows[2], rows[3]), high23 = _mm512_unpackhi_epi8(rows[2], rows[3]);
+        fours[0] = _mm512_unpacklo_epi16(low01, low23);  // part p holds columns 16 p .. 16 p + 3
+        fours[1] = _mm512_unpackhi_epi16(low01, low23);
+        fours[2] = _mm512_unpacklo_epi16(high01, high23);
+        fours[3] = _mm512_unpackhi_epi16(high01, high23);
+        const __m512i even0 = _mm512_shuffle_i32x4(fours[0], fours[1], 0x88);
+        const __m512i even1 = _mm512_shuffle_i32x4(fours[2], fours[3], 0x88);
+        const __m512i odd0 = _mm512_shuffle_i32x4(fours[0], fours[1], 0xdd);
+        const __m512i odd1 = _mm512_shuffle_i32x4(fours[2], fours[3], 0xdd);
+        const __m512i results[4] = {_mm512_shuffle_i32x4(even0, even1, 0x88), _mm512_shuffle_i32x4(odd0, odd1, 0x88),
+                                    _mm512_shuffle_i32x4(even0, even1, 0xdd), _mm512_shuffle_i32x4(odd0, odd1, 0xdd)};
+        char* out = static_cast<char*>(to) + j * 4;
+#    pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) {
+            const int64_t words = rest - v * 16;
+            const __mmask16 kept = words >= 16 ? 0xffff : words <= 0 ? 0 : (1u << words) - 1;
+            _mm512_mask_storeu_epi32(out + v * 64, kept, results[v]);
+        }
+    }
+}
+#endif
+
 // out[j][i] = encoded (k + i, j0 + j) for j < j_count and i < kGroup, with zeros from i = k_count on.
 template <typename T, T (*encode)(int8_t)>
 inline void pack_group(Operand x, int64_t k, int64_t k_count, int64_t j0, int64_t j_count, T* __restrict out) {
@@ -87,8 +120,12 @@ inline void pack_group(Operand x, int64_t k, int64_t k_count, int64_t j0, int64_
         for (int64_t j = 0; j < j_count; ++j)
             for (int i = 0; i < kGroup; ++i) out[j * kGroup + i] = encode(from[j * stride + i]);
     } else {
+#if defined(__AVX512VNNI__)
+        interleave_rows(from, stride, j_count, static_cast<char>(encode(0)), out);
+#else
         for (int64_t j = 0; j < j_count; ++j)
             for (int i = 0; i < kGroup; ++i) out[j * kGroup + i] = encode(from[i * stride + j]);
+#endif
     }
 }
 

@@ -3,10 +3,14 @@
 
 #include <omp.h>
 
-#include "cpu/gemm/block.h"
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/left.h"
 #include "cpu/gemm/output.h"
+#if defined(__AMX_INT8__)
+#    include "cpu/gemm/amx/block.h"
+#else
+#    include "cpu/gemm/block.h"
+#endif
 
 namespace gqc::GQC_ISA {
 

@@ -28,7 +28,7 @@ inline uint16_t half_of(float x) {
     const uint32_t small = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
     uint32_t half = magnitude < 0x38800000u ? small : (magnitude >> 13) - (112u << 10);
     half = magnitude >= 0x7f800000u ? (magnitude >> 13 & 0x3ffu) | 0x7c00u : half;
-    return static_cast<uint16_t>(half | bits >> 16 & 0x8000u);
+    return static_cast<uint16_t>(half | (bits >> 16 & 0x8000u));
 }
 
 }  // namespace gqc::GQC_ISA
