@@ -20,8 +20,8 @@ def _dropout(x: Tensor, p: float, seed: Tensor, node: int) -> tuple[Tensor, Tens
     refuse_gradient("dropout", x)
     check_float("dropout", x.dtype)
     x = x.contiguous()
-    out = torch.empty_like(x)
-    mask = x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    out = kernels.empty(x, x.shape)
+    mask = kernels.empty(x, ((x.numel() + 7) // 8,), torch.uint8)
     kernels.run(
         x,
         "dropout",
@@ -46,7 +46,7 @@ def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
     refuse_gradient("dropout_backward", grad)
     check_float("dropout_backward", grad.dtype)
     grad = grad.contiguous()
-    out = torch.empty_like(grad)
+    out = kernels.empty(grad, grad.shape)
     kernels.run(
         grad,
         "dropout_backward",

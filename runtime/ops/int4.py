@@ -47,7 +47,7 @@ def _quantize_int4(
         raise KernelError("gqc.quantize_int4: a number has no rows to pack: give it an axis")
     x = x.contiguous()
     rows, width = x.shape[0], prod(x.shape[1:])
-    packed = x.new_empty((rows, packed_bytes(width)), dtype=torch.uint8)
+    packed = kernels.empty(x, (rows, packed_bytes(width)), torch.uint8)
     scale = x.new_empty((), dtype=torch.float32)
     kernels.run(
         x,
@@ -70,7 +70,7 @@ def _quantize_int4_fake(
 def unpack(packed: Tensor, features: Sequence[int]) -> Tensor:
     """int8 ``[N, *features]`` of a packed tensor."""
     check_packed("unpack_int4", packed, features)
-    out = packed.new_empty((packed.shape[0], *features), dtype=torch.int8)
+    out = kernels.empty(packed, (packed.shape[0], *features), torch.int8)
     if out.numel():
         kernels.run(
             packed, "unpack_int4", pointer(packed, torch.uint8), packed.shape[0], prod(features), out.data_ptr()

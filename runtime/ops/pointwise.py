@@ -34,7 +34,7 @@ def _pointwise(
     if kernels.on_gpu(on):
         return reference.pointwise(inputs, seed, program, size, _ON_GPU)
     contiguous = [x if x.is_contiguous() else x.contiguous() for x in inputs]
-    outputs = [on.new_empty(shape, dtype=dtype) for shape, dtype in zip(code.shapes, code.dtypes, strict=True)]
+    outputs = [kernels.empty(on, shape, dtype) for shape, dtype in zip(code.shapes, code.dtypes, strict=True)]
     seed_at = None if seed is None else pointer(seed, torch.int64)
     kernels.run(on, "pointwise", code.address, addresses(contiguous), addresses(outputs), seed_at)
     return outputs

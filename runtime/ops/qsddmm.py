@@ -59,7 +59,7 @@ def _edges(
     if layout.op == "div" and not kernels.on_gpu(lhs[0]):  # too rare for kernels of the CPU
         values = (x if s is None else torch.ops.gqc.dequantize(x, s, torch.float32) for x, s, _ in (lhs, rhs))
         return torch.ops.gqc.sddmm(g, "div", *values, lhs[2], rhs[2])
-    out = lhs[0].new_empty((num_edges(g), *layout.features), dtype=torch.float32)
+    out = kernels.empty(lhs[0], (num_edges(g), *layout.features), torch.float32)
     if out.numel():
         kernels.run(
             out,

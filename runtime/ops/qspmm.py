@@ -59,7 +59,7 @@ def _sum(
     packed: bool,
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel on operands, the addresses of the rows that entries read, and scales."""
-    out = g[0].new_empty((num_dst(g), *layout.features), dtype=torch.float32)
+    out = kernels.empty(g[0], (num_dst(g), *layout.features), torch.float32)
     absmax = kernels.new_absmax(out) if out.numel() else out.new_zeros(())
     if out.numel():
         kernels.run(

@@ -58,7 +58,7 @@ def _quantize(
 ) -> tuple[Tensor, Tensor]:
     check_quantize("quantize", x, seed, bits, stochastic, most=8)
     x = x.contiguous()
-    q = torch.empty_like(x, dtype=torch.int8)
+    q = kernels.empty(x, x.shape, torch.int8)
     scale = x.new_empty((), dtype=torch.float32)
     kernels.run(
         x,
@@ -87,7 +87,7 @@ def _dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     refuse_gradient("dequantize", scale)
     check_float("dequantize", dtype)
     q = q.contiguous()
-    out = torch.empty_like(q, dtype=dtype)
+    out = kernels.empty(q, q.shape, dtype)
     kernels.run(
         q,
         "dequantize",

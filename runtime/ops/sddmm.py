@@ -39,7 +39,7 @@ def _sddmm(
         lhs, lhs_target, rhs, rhs_target = rhs, rhs_target, None, "e"
     lhs, rhs = float32(lhs), None if rhs is None else float32(rhs)
     layout = layout_of(op, lhs, rhs)
-    out = lhs.new_empty((num_edges(g), *layout.features))
+    out = kernels.empty(lhs, (num_edges(g), *layout.features))
     if out.numel():
         kernels.run(
             out,

@@ -38,7 +38,7 @@ def _spmm(g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None) -> Tenso
     sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
     lhs, lhs_rows, rhs, rhs_rows = (e, eids, None, None) if u is None else (u, sources, e, eids)
     layout = layout_of(op, lhs, rhs)
-    out = lhs.new_empty((num_dst(g), *layout.features))
+    out = kernels.empty(lhs, (num_dst(g), *layout.features))
 
     def one_kernel() -> Tensor:
         kernels.run(
