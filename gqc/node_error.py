@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,15 +61,37 @@ def node_errors(joint: JointGraph, arguments: Sequence[Any]) -> Iterator[tuple[N
     names = {p.node: p.name for p in joint.placeholders}
     parameters = {n: names[p] for n, p in zip(joint.gradients, joint.gradient_of, strict=True) if n is not None}
     with torch.no_grad(), torch._C._DisableAutocast():
-        for node, value in run_both(joint, arguments):
-            error = _error(node, value, kinds, parameters.get(node, ""))
-            if error is not None:
-                yield error, value
+        for node, whole in run_both(joint, arguments):
+            for part, value in _parts(node, whole):
+                error = _error(part, value, kinds, parameters.get(part, ""))
+                if error is not None:
+                    yield error, value
+
+
+def _parts(node: fx.Node, value: Values) -> Iterator[tuple[fx.Node, Values]]:
+    """A node with its values; of a pointwise program its int8 copies, each with its scale."""
+    if _is_int8_result(node):
+        return
+    if node.target is not ops.pointwise.default:
+        yield node, value
+        return
+    for user in node.users:
+        if _is_int8_result(user):
+            at: int = user.args[1]  # type: ignore[assignment]
+            pair = value.quantized[at], value.quantized[at + 1]
+            yield user, Values(pair, value.exact[at], value.unrounded[at])
+
+
+def _is_int8_result(node: fx.Node) -> bool:
+    picked = node.target is operator.getitem and node.args[0].target is ops.pointwise.default  # type: ignore[union-attr]
+    return picked and node.meta["val"].dtype is torch.int8
 
 
 def _error(node: fx.Node, value: Values, kinds: dict[fx.Node, str], parameter: str) -> NodeError | None:
     primitive = mark(node)
-    kind = primitive.kind if primitive is not None else OPERAND if node.target in QUANTIZE else kinds.get(node)
+    kind = primitive.kind if primitive is not None else kinds.get(node)
+    if node.target in QUANTIZE or _is_int8_result(node):
+        kind = OPERAND
     if kind is None:
         return None
     quantized, exact, unrounded = value.quantized, value.exact, value.unrounded

@@ -80,7 +80,8 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     if generators is not None:
         generators.restore()
     _, exact = _run(node, form, lambda n: env[n].exact)
-    if node.target is not operator.getitem and not any(map(_is_quantized, node.all_input_nodes)):
+    makes_int8 = node.target is ops.pointwise.default
+    if node.target is not operator.getitem and not makes_int8 and not any(map(_is_quantized, node.all_input_nodes)):
         return Values(quantized, exact, quantized)
     _, unrounded = _run(node, form, lambda n: env[n].quantized if is_float(n) else env[n].unrounded)
     return Values(quantized, exact, unrounded)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gqc.passes.primitive import ops
+from gqc.runtime.reference import pointwise
 
 Values = Tensor
 """Float values in the place of int8 ones; their scale, the argument that follows, has no meaning then."""
@@ -102,6 +103,17 @@ def _gat_bwd(
     return ops.gat_bwd(g, el, er, max, sum, u, None, grad, None, *options)
 
 
+def _pointwise(inputs: list[Tensor], seed: Tensor | None, program: str, size: list[int] | None = None) -> list[Tensor]:
+    return pointwise.pointwise(inputs, seed, program, size, _UNROUNDED)
+
+
+def _not_quantized(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return x, x.new_ones(())
+
+
+_UNROUNDED = pointwise.Steps(quantize=_not_quantized)
+
+
 def _dequantize(x: Values, _: Any, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
@@ -155,6 +167,7 @@ EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.gat.default: _gat,
     ops.gat_bwd.default: _gat_bwd,
     ops.dequantize.default: _dequantize,
+    ops.pointwise.default: _pointwise,
     ops.qgemm_int4.default: _gemm_int4,
     ops.qspmm_int4.default: _spmm_int4,
     ops.qsddmm_int4.default: _sddmm_int4,

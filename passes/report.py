@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 FOUND, QUANTIZED, KEPT, SHARED, REPLACED = "found", "quantized", "kept", "shared", "replaced"
-UNSHARED, MOVED = "unshared", "moved"
+UNSHARED, MOVED, FUSED = "unshared", "moved", "fused"
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Decision:
         module: dotted path of the module that the node comes from, ``""`` for the model itself.
         primitive: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ``"edge_softmax"``, ...
         half: ``"forward"`` or ``"backward"``.
-        action: ``"found"``, ``"quantized"``, ``"kept"``, ``"shared"``, ``"unshared"``, ``"replaced"`` or ``"moved"``.
+        action: ``"found"``, ``"quantized"``, ``"kept"``, ``"shared"``, ``"unshared"``, ``"replaced"``, ``"moved"`` or
+            ``"fused"``.
         reason: one sentence fragment for people.
     """
 

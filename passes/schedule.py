@@ -30,8 +30,8 @@ def schedule(joint: JointGraph, policy: Policy) -> Report:
     """
     report = Report("schedule")
     siblings = _siblings(joint)
-    for segment in _segments(joint):
-        placed = _Order(segment)
+    for segment in segments(joint):
+        placed = Order(segment)
         for node in segment:
             placed.place(node)
             for sibling, copy in siblings.get(node, ()):
@@ -57,7 +57,7 @@ def _siblings(joint: JointGraph) -> dict[fx.Node, list[tuple[fx.Node, fx.Node]]]
     return found
 
 
-def _segments(joint: JointGraph) -> Iterator[list[fx.Node]]:
+def segments(joint: JointGraph) -> Iterator[list[fx.Node]]:
     """The runs of calls between in-place updates."""
     segment: list[fx.Node] = []
     for node in list(joint.graph.nodes):
@@ -68,7 +68,7 @@ def _segments(joint: JointGraph) -> Iterator[list[fx.Node]]:
             segment = []
 
 
-class _Order:
+class Order:
     """A new order of a segment, which grows node by node."""
 
     def __init__(self, segment: Iterable[fx.Node]) -> None:

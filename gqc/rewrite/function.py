@@ -18,6 +18,7 @@ from gqc.rewrite.calls import call_text, literal
 from gqc.rewrite.layout import WIDTH, Group, Operation, Text, comment, deletions, statement, tuple_of
 from gqc.rewrite.names import Scope, identifier
 from gqc.rewrite.source_lines import SourceLines, Statement
+from gqc.runtime.pointwise.program import parse
 
 RELATION_SIZE = 8
 _REVERSED = (3, 4, 5, 0, 1, 2, 7, 6)
@@ -196,7 +197,8 @@ class FunctionWriter:
     def _define(self, node: fx.Node, targets: list[tuple[fx.Node | None, str]]) -> None:
         text, variables = self._text(node)
         names = [name for _, name in targets]
-        prefix = f"{', '.join(names)} = "
+        is_list = isinstance(node.meta.get("val"), list) and not self._is_relation(node)
+        prefix = f"({names[0]},) = " if is_list and len(names) == 1 else f"{', '.join(names)} = "
         head = text.head if isinstance(text, Group) else ""
         if len(prefix) + len(head) + 4 > WIDTH and len(names) > 1:
             results = self._scope.take("results")
@@ -215,7 +217,7 @@ class FunctionWriter:
         base = ""
         targets: list[tuple[fx.Node | None, str]] = []
         op = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-        roles = _RESULTS.get(op, ())
+        roles = _program_results(node.args[2]) if op == "pointwise" else _RESULTS.get(op, ())  # type: ignore[arg-type]
         for i in range(len(node.meta["val"])):
             part = parts.get(i)
             if part is None or not (part.users or part in self._returned):
@@ -426,6 +428,19 @@ def _role(node: fx.Node) -> str:
     name = name or (str(target) if node.op == "call_method" else getattr(target, "__name__", "value"))
     role = _ROLES.get(name, identifier(name))
     return role.removesuffix("_backward").removesuffix("_bwd") if node.op == "call_function" else role
+
+
+def _program_results(program: str) -> list[str]:
+    """What the results of a pointwise program are called."""
+    roles: list[str] = []
+    for output in parse(program).outputs:
+        if output.form == "int8":
+            roles += ["int8", "scale"]
+        elif output.axis is not None:
+            roles.append("sum")
+        else:
+            roles.append({"bool": "mask", "bits": "mask", "absmax": "absmax"}.get(output.form, ""))
+    return roles
 
 
 def _is_view(node: fx.Node) -> bool:

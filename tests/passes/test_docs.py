@@ -74,6 +74,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "draw_masks": (Dropped, {}),
     "save_masks": (perceptron, {}),
     "fuse_attention": (MODELS["gat"], {}),
+    "fuse_pointwise": (gcn, {}),
     "schedule": (MODELS["rgcn"], {}),
 }
 """Model and policy that show a pass; what the pass does to it is in the page."""

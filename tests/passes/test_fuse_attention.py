@@ -60,9 +60,9 @@ def test_no_tensor_on_edges_is_left_or_saved():
         halves = partition(joint)
         nodes, edges = 37, 149
         saved[skip] = {n: sum(s.nbytes() for s in halves.saved if n in map(example, s.shape)) for n in (nodes, edges)}
-    # Of 3 heads and of 1: the softmax and the leaky ReLU's mask, 5 bytes an edge and head, are gone; of a node and head
-    # el, er, the largest logit and the sum have come.
-    assert saved[SKIP][edges] == edges * 4 * 5
+    # Of 3 heads and of 1: the softmax, 4 bytes an edge and head, and the mask of leaky ReLU are gone; of a node and
+    # head el, er, the largest logit and the sum have come.
+    assert saved[SKIP][edges] == edges * 4 * 4
     assert saved[()][edges] == 0
     assert saved[()][nodes] - saved[SKIP][nodes] == nodes * 4 * 16
 

@@ -147,8 +147,8 @@ def test_saves_the_int8_copy_and_the_mask_only():
     joint = case(MODELS["sage"]()).joint
     run(joint, Policy(min_size=0, keep_output_layer=False))
     saved = {s.name: s.dtype for s in partition(joint).saved}
-    assert saved["relu_int8"] is torch.int8
-    assert saved["relu_mask"] is torch.bool
+    assert saved["relu_int8_out"] is torch.int8
+    assert saved["relu_mask_bits"] is torch.uint8
     assert "relu" not in saved
 
 
