@@ -119,6 +119,16 @@ def _compress_rows(x: Inputs) -> Iterator[Case]:
                 yield Case(label, "decompress_rows", (*compressed, bits, width, dtype))
 
 
+def _pointwise(x: Inputs) -> Iterator[Case]:
+    chain = "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = keep(0.4, 9); v4 = drop(v2, v3, 0.4); "
+    for width in x.widths:
+        inputs = [x.floats(x.sources, width), x.floats(x.sources, 1), x.floats(width)]
+        outputs = "return float32(v4), bits(v3), absmax(v4), int8(v2, 5, 8, 1)"
+        yield Case(f"width {width}", "pointwise", (inputs, x.seed, chain + outputs))
+        sums = "v0 = exp(x0); v1 = mul(v0, x1); return bfloat16(v0), float32(sum(v1, 0)), float32(sum(v1, -1))"
+        yield Case(f"sums, width {width}", "pointwise", (inputs[:2], None, sums), exact=False)
+
+
 def _gemm(x: Inputs) -> Iterator[Case]:
     for m, n, k in x.gemms:
         for trans_a, trans_b in ((False, False), (False, True), (True, False)):
@@ -236,6 +246,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "quantize": _quantize,
     "pack_bits": _pack_bits,
     "compress_rows": _compress_rows,
+    "pointwise": _pointwise,
     "gemm": _gemm,
     "fused_gemm": _fused_gemm,
     "spmm": _spmm,
