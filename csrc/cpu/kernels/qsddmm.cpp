@@ -5,7 +5,8 @@
 
 namespace gqc::GQC_ISA {
 
-// As sddmm without kCopy and kDiv; at least one operand is quantized: that has a pointer to its scale, a float operand has null.
+// As sddmm without kCopy and kDiv; at least one operand is quantized: that has a pointer to its scale, a float operand
+// has null.
 GQC_KERNEL(qsddmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t edges, const void* lhs, const void* lhs_rows,
                    const float* lhs_scale, const void* rhs, const void* rhs_rows, const float* rhs_scale,
                    int64_t /*packed*/, const FeatureLayout* layout, float* out) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/philox.h"
-#include "cpu/pointwise/half.h"
+#include "common/scalar.h"
 #include "cpu/pointwise/math.h"
 #include "cpu/pointwise/plan.h"
 
@@ -214,7 +214,11 @@ inline bool execute(const Instruction& i, const Tile& tile, const int64_t* seed)
             });
             break;
         case Op::to_float16:
-            each_scalar(i, tile, round_to_half);
+            each_scalar(i, tile, [](float a) {
+                float16 rounded;
+                store(&rounded, a);
+                return load(rounded);
+            });
             break;
         case Op::keep:
             keep(i, tile, seed);

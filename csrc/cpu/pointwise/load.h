@@ -3,21 +3,14 @@
 
 #include <cstring>
 
-#include "cpu/pointwise/half.h"
 #include "cpu/pointwise/instructions.h"
 
 namespace gqc::GQC_ISA {
 
-struct half {
-    uint16_t bits;
-};
 struct boolean {
     uint8_t bits;
 };
 
-inline float load(half x) {
-    return float_of_half(x.bits);
-}
 // A mask's element.
 inline float load(boolean x) {
     return float_of(x.bits ? ~0u : 0u);
@@ -25,7 +18,7 @@ inline float load(boolean x) {
 
 template <typename T>
 inline void load_run(const T* from, int64_t count, float* out) {
-    for (int64_t i = 0; i < count; ++i) out[i] = load(from[i]);
+    load_all(from, count, out);
 }
 inline void load_run(const float* from, int64_t count, float* out) {
     std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
@@ -121,7 +114,7 @@ struct Loader {
     static void with_type(const void* from, Type type, const F& f) {
         if (type == Type::float32) f(static_cast<const float*>(from));
         if (type == Type::bfloat16) f(static_cast<const bfloat16*>(from));
-        if (type == Type::float16) f(static_cast<const half*>(from));
+        if (type == Type::float16) f(static_cast<const float16*>(from));
         if (type == Type::boolean) f(static_cast<const boolean*>(from));
     }
 };

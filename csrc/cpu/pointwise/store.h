@@ -7,13 +7,12 @@
 
 namespace gqc::GQC_ISA {
 
-inline void store(half* out, float x) {
-    out->bits = half_of(round_to_half(x));
-}
-
 template <typename T>
 inline void store_run(const float* from, int64_t count, T* out) {
-    for (int64_t i = 0; i < count; ++i) store(out + i, from[i]);
+    store_all(from, count, out);
+}
+inline void store_run(const float* from, int64_t count, float* out) {
+    std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
 }
 
 inline void store_bool(const float* from, int64_t count, uint8_t* out) {
@@ -95,7 +94,7 @@ template <typename F>
 inline void with_form(void* to, Form form, const F& f) {
     if (form == Form::float32) f(static_cast<float*>(to));
     if (form == Form::bfloat16) f(static_cast<bfloat16*>(to));
-    if (form == Form::float16) f(static_cast<half*>(to));
+    if (form == Form::float16) f(static_cast<float16*>(to));
 }
 
 }  // namespace gqc::GQC_ISA
