@@ -118,11 +118,11 @@ class _Grouping:
 
     @staticmethod
     def _sums_fit(members: list[fx.Node], size: Size) -> bool:
-        """Whether the axis of each sum is an axis of the size."""
-        for node in members:
-            if node.target is SUM and not is_same(size_of(node)[summed_axis(node)], size[summed_axis(node)]):
-                return False
-        return True
+        """Whether the axis of each sum is an axis of the size and no member reads a sum, as of an axis of length 1."""
+        sums = {node for node in members if node.target is SUM}
+        if any(holder(unexpanded(n)) in sums for node in members for n in operands_of(node)):
+            return False
+        return all(is_same(size_of(node)[summed_axis(node)], size[summed_axis(node)]) for node in sums)
 
     def _inputs(self, members: Iterable[fx.Node]) -> Iterator[fx.Node]:
         inside = {value for node in members for value in values_of(node)}

@@ -216,3 +216,14 @@ def test_empty_and_other_sizes():
     for rows in (50, 3, 2, 1, 0, 700):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class SumOfOne(Dense):
+    """A sum over an axis of length 1, as the aggregation of one relation: its result has the size of what it reads."""
+
+    def chain(self, g, x):
+        return (torch.stack([x * 2.0]).sum(0) + 1.0).relu()
+
+
+def test_nothing_reads_a_sum_in_the_program_that_gives_it():
+    check(SumOfOne(), bits=32, rtol=1e-6, atol=1e-6)

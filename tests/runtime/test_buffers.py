@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack
 
-from gqc.runtime.buffers import Pool
+from gqc.runtime import empty_cache, ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.buffers import POOL, Pool
 
 SHAPE = (512, 1024)  # of float32, 2 MiB
 BYTES = 4 * 512 * 1024
@@ -162,3 +163,17 @@ def test_deterministic_algorithms_get_filled_tensors(pool: Pool) -> None:
         assert bool(pool.empty(SHAPE, torch.float32).isnan().all())
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def test_ops_use_memory_again_until_the_cache_is_emptied() -> None:
+    empty_cache()
+    x = torch.randn(1200, 1000)
+    q, _ = torch.ops.gqc.quantize(x, None, None, 0, 8, False)
+    address = q.data_ptr()
+    del q
+    q, _ = torch.ops.gqc.quantize(x, None, None, 0, 8, False)
+    assert q.data_ptr() == address
+    del q
+    assert POOL.nbytes()[1] >= x.numel()
+    empty_cache()
+    assert POOL.nbytes()[1] == 0
