@@ -24,10 +24,11 @@ demo: $(ready)
 # Warnings are errors here only: a later compiler may know more of them, and users should still be able to build.
 test: export CXXFLAGS += -Werror
 test: $(ready) lint
-	$(bin)/python -m pytest -q $(parallel) --cov --durations=10 $(with_data) $(PYTEST)
+	$(bin)/python -m pytest -q $(parallel) --durations=10 $(with_data) $(PYTEST)
 
+# Coverage nearly doubles the time of whatever is Python: it is counted here only.
 nightly: $(ready)
-	$(bin)/python -m pytest -q $(parallel) -m "slow or not slow" --durations=25 $(with_data) $(PYTEST)
+	$(bin)/python -m pytest -q $(parallel) --cov -m "slow or not slow" --durations=25 $(with_data) $(PYTEST)
 
 lint: $(ready)
 	$(bin)/ruff check

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import gqc  # makes DGL importable for the tests that use it
-import gqc.joint
+import gqc  # noqa: F401  makes DGL importable for the tests that use it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,26 +54,6 @@ def _fresh_random_data(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(seed)
     if dgl := sys.modules.get("dgl"):  # draws random graphs from a generator of its own
         dgl.seed(seed % 2**31)  # which takes a C int
-
-
-@pytest.fixture(autouse=True)
-def _no_coverage_of_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop tracing while AOTAutograd runs: before Python 3.12, coverage slows down torch's code too, to half its speed.
-
-    What it calls of gqc, fake kernels and targets of captured nodes, is traced in the tests of tests/ itself.
-    """
-    export = gqc.joint.aot_export_joint_with_descriptors
-
-    def untraced(*args: Any, **kwargs: Any) -> Any:
-        tracer = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return export(*args, **kwargs)
-        finally:
-            sys.settrace(tracer)
-
-    if request.path.parent != Path(__file__).parent:
-        monkeypatch.setattr(gqc.joint, "aot_export_joint_with_descriptors", untraced)
 
 
 @pytest.fixture

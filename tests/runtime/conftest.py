@@ -13,14 +13,6 @@ from tests.runtime.backends import BACKENDS, CUDA, ISAS, TILES, on_backend
 THREADS = (1, 2)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Trace one instruction set: the others run the same Python, only other kernels."""
-    for item in items:
-        chosen = getattr(item, "callspec", None)
-        if chosen and {chosen.params.get("backend"), chosen.params.get("isa")} & set(native.isas()[:-1]):
-            item.add_marker("no_cover")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that has the fixture ``backend`` on every back end, on each number of threads where it is the CPU, and
     one that has ``isa`` on every instruction set; with tiles, if its module says ``USES_TILES``.

@@ -38,7 +38,6 @@ def test_compiled_equals_eager(case: Case, training: bool, coverage_row):
     coverage_row(TABLE, case.name, "split around an eager island" if case.islands else "one graph")
 
 
-@pytest.mark.no_cover  # runs no line that the other tests of autocast do not
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_compiled_under_autocast(case: Case):
     """bfloat16 keeps 8 bits, so the truth is full precision; where DGL refuses to mix dtypes, so must gqc."""
