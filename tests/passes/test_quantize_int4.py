@@ -56,7 +56,8 @@ def test_a_tensor_read_packed_and_unpacked_is_quantized_and_unpacked_once():
 def test_half_a_byte_a_value_is_saved(name):
     saved = {}
     for bits in (4, 8):
-        policy = Policy(bits=bits, min_size=0, keep_output_layer=False)
+        # Programs give int8 copies in the place of floats, and no packed ones.
+        policy = Policy(bits=bits, min_size=0, keep_output_layer=False, skip=("fuse_pointwise",))
         kept = partition(joint_of(name, policy)).saved
         saved[bits] = [(s.name, s.nbytes(), s.shape) for s in kept if s.name.endswith(("_int4", "_int8"))]
     in_int8 = {name: (nbytes, shape) for name, nbytes, shape in saved[8]}
@@ -90,7 +91,8 @@ def test_packed_primitives_compute_what_unpacked_ones_do(name, rounding, monkeyp
     plain = copy.deepcopy(packed)
 
     def step(model):
-        compiled = gqc.compile(model, POLICY, seed=3, rounding=rounding)
+        # Attention is fused where it reads int8 values, and then sums in another order.
+        compiled = gqc.compile(model, POLICY, seed=3, rounding=rounding, skip=["fuse_attention"])
         out = compiled(g, x)
         out.square().sum().backward()
         return [out, *(p.grad for p in model.parameters())]
