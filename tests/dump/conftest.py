@@ -16,14 +16,15 @@ Dumped = tuple[nn.Module, Path]
 
 
 @pytest.fixture(scope="session")
-def dumped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dumped]:
+def dumped(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Dumped]:
     """``dumped(name)`` gives a compiled model of tests/dump/dump_cases.py and the folder of its first variant."""
-    done: dict[str, Dumped] = {}
+    done: dict[tuple[str, ...], Dumped] = {}
 
-    def once(name: str) -> Dumped:
-        if name not in done:
+    def once(name: str, skip: tuple[str, ...] = ()) -> Dumped:
+        key = (name, *skip)
+        if key not in done:
             folder = tmp_path_factory.mktemp(name)
-            done[name] = dump(name, folder), folder / "variant1_train"
-        return done[name]
+            done[key] = dump(name, folder, skip), folder / "variant1_train"
+        return done[key]
 
     return once

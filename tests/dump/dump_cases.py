@@ -138,11 +138,11 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 }
 
 
-def dump(name: str, folder: Path) -> nn.Module:
+def dump(name: str, folder: Path, skip: tuple[str, ...] = ()) -> nn.Module:
     """Train one step of a case with its dump in ``folder``; returns the compiled model."""
     torch.manual_seed(0)
     model, args = CASES[name]()
-    compiled = gqc.compile(model, min_size=0, dump=folder)
+    compiled = gqc.compile(model, min_size=0, skip=skip, dump=folder)
     out = compiled(*args)
     tensors = out.values() if isinstance(out, dict) else [out]
     sum(t.sum() for t in tensors).backward()
