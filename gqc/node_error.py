@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor, fx
 
 from gqc.joint import JointGraph
+from gqc.passes.int8_copies import MAKES_COPY, QUANTIZE, is_copy
 from gqc.passes.nodes import half, origin
 from gqc.passes.primitive import mark, ops
-from gqc.side_by_side import QUANTIZE, Values, run_both
+from gqc.side_by_side import Values, run_both
 
 OPERAND, OUTPUT, GRADIENT = "operand", "output", "gradient"
 
@@ -62,38 +62,36 @@ def node_errors(joint: JointGraph, arguments: Sequence[Any]) -> Iterator[tuple[N
     parameters = {n: names[p] for n, p in zip(joint.gradients, joint.gradient_of, strict=True) if n is not None}
     with torch.no_grad(), torch._C._DisableAutocast():
         for node, whole in run_both(joint, arguments):
-            for part, value in _parts(node, whole):
-                error = _error(part, value, kinds, parameters.get(part, ""))
+            for part, kind, value in _parts(node, whole):
+                error = _error(part, kind or kinds.get(part), value, parameters.get(part, ""))
                 if error is not None:
                     yield error, value
 
 
-def _parts(node: fx.Node, value: Values) -> Iterator[tuple[fx.Node, Values]]:
-    """A node with its values; of a pointwise program its int8 copies, each with its scale."""
-    if _is_int8_result(node):
-        return
-    if node.target is not ops.pointwise.default:
-        yield node, value
-        return
-    for user in node.users:
-        if _is_int8_result(user):
-            at: int = user.args[1]  # type: ignore[assignment]
-            pair = value.quantized[at], value.quantized[at + 1]
-            yield user, Values(pair, value.exact[at], value.unrounded[at])
-
-
-def _is_int8_result(node: fx.Node) -> bool:
-    picked = node.target is operator.getitem and node.args[0].target is ops.pointwise.default  # type: ignore[union-attr]
-    return picked and node.meta["val"].dtype is torch.int8
-
-
-def _error(node: fx.Node, value: Values, kinds: dict[fx.Node, str], parameter: str) -> NodeError | None:
+def _parts(node: fx.Node, value: Values) -> Iterator[tuple[fx.Node, str | None, Values]]:
+    """A node with its kind and values, after the int8 copies that it makes beside other results, with their scales."""
     primitive = mark(node)
-    kind = primitive.kind if primitive is not None else kinds.get(node)
-    if node.target in QUANTIZE or _is_int8_result(node):
-        kind = OPERAND
+    if node.target in QUANTIZE:
+        yield node, OPERAND, value
+        return
+    if is_copy(node):
+        return
+    copies = {user: user.args[1] for user in node.users if is_copy(user)} if node.target in MAKES_COPY else {}
+    if node.target is ops.quantize_qgemm.default and not copies:
+        copies[node] = 2  # that nobody reads, so the kernel does not keep it
+    for copy, at in copies.items():
+        pair = slice(at, at + 2)  # type: ignore[operator]
+        yield copy, OPERAND, Values(*(tuple(v[pair]) for v in (value.quantized, value.exact, value.unrounded)))
+    if value.product is not None:
+        floats, unrounded = value.product
+        value = Values(floats, value.exact, unrounded)
+    yield node, primitive and primitive.kind, value
+
+
+def _error(node: fx.Node, kind: str | None, value: Values, parameter: str) -> NodeError | None:
     if kind is None:
         return None
+    primitive = mark(node)
     quantized, exact, unrounded = value.quantized, value.exact, value.unrounded
     if kind == OPERAND:
         values, scale = quantized

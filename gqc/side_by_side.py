@@ -16,10 +16,9 @@ from torch import Tensor, fx
 from gqc.generators import GeneratorStates
 from gqc.joint import JointGraph
 from gqc.passes.exact_form import EXACT_FORMS
+from gqc.passes.int8_copies import QUANTIZE
 from gqc.passes.nodes import is_float, is_random, is_updated
 from gqc.passes.primitive import ops
-
-QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,14 @@ class Values:
         exact: where no operand was ever rounded.
         unrounded: what ``quantized`` would be if this node's own int8 operands were not rounded and all before were;
             of an int8 tensor, the float values that it stands for.
+        product: of a product that writes int8: the floats that it rounds, and what they would be if its operands were
+            not rounded.
     """
 
     quantized: Any
     exact: Any
     unrounded: Any
+    product: tuple[Tensor, Tensor] | None = None
 
 
 def run_both(joint: JointGraph, arguments: Sequence[Any]) -> Iterator[tuple[fx.Node, Values]]:
@@ -84,6 +86,10 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     if node.target is not operator.getitem and not makes_int8 and not any(map(_is_quantized, node.all_input_nodes)):
         return Values(quantized, exact, quantized)
     _, unrounded = _run(node, form, lambda n: env[n].quantized if is_float(n) else env[n].unrounded)
+    if node.target is ops.qgemm_int8.default:
+        *operands, _, _, _, _, dtype = args
+        floats = ops.qgemm_epilogue(*operands, dtype)[0]
+        return Values(quantized, exact, (floats, torch.ones(()), quantized[2]), (floats, unrounded[0]))
     return Values(quantized, exact, unrounded)
 
 

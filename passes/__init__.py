@@ -10,6 +10,7 @@ from gqc.passes.choose_bits import choose_bits
 from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
+from gqc.passes.fuse_kernels import fuse_kernels
 from gqc.passes.fuse_pointwise import fuse_pointwise
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
@@ -36,6 +37,7 @@ __all__ = [
     "copy_updated",
     "draw_masks",
     "find_primitives",
+    "fuse_kernels",
     "fuse_pointwise",
     "keep_full_precision",
     "measure_saved",

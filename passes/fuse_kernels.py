@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,18 @@ GEMM, EPILOGUE, READS_FLOATS = ops.qgemm.default, ops.qgemm_epilogue.default, op
 GIVES_INT8, QUANTIZE = ops.qgemm_int8.default, ops.quantize.default
 RELU, MUL, MASK, CHOOSE = aten.relu.default, aten.mul.Tensor, aten.le.Scalar, aten.where.ScalarSelf
 
+LEFT_ALONE = ("cpu",)
+"""Kinds of devices whose products are not fused."""
+
 MOST_CONTRACTED = 512
 """With more contracted indices a second product takes longer than writing and reading the float matrix."""
 
 
 def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
     """Let int8 matrix products quantize what they read, finish what they compute and write it in int8.
+
+    On GPUs: on the CPU the programs of :func:`fuse_pointwise` write int8 copies themselves, and would lose them to the
+    products that read them.
 
     Requires: the int8 copies as :func:`share_quantized` leaves them; :func:`save_masks` before it (order only), whose
         mask of a ReLU is then one bit an element.
@@ -40,6 +46,8 @@ def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
         rounded. Nothing moves across an in-place update.
     """
     report = Report("fuse_kernels")
+    if joint.device.type in LEFT_ALONE:
+        return report
     fusion = _Fusion(joint, report)
     for node in _products(joint):
         fusion.finish(node)
@@ -171,6 +179,8 @@ class _Fusion:
         name = product.name.removesuffix("_int8").removesuffix("_fused")
         fused = call(target, arguments, product, f"{name}_fused")
         fused.meta["gqc"] = mark(product)
+        decisions = self.report.decisions
+        decisions[:] = [replace(d, node=fused.name) if d.node == product.name else d for d in decisions]
         return fused
 
     def _updates_between(self, first: fx.Node, last: fx.Node) -> bool:

@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
+import operator
+
+import torch
 from torch import fx
 
 from gqc.joint import JointGraph
 from gqc.passes.computation_graph import ComputationGraph
-from gqc.passes.nodes import example_numel, half, origin, pick
+from gqc.passes.nodes import by_name, example_numel, half, origin, pick
 from gqc.passes.primitive import ops
 from gqc.passes.report import Lifetime
+from gqc.runtime.pointwise.program import parse
 
 QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
+MAKES_COPY = (ops.quantize_qgemm.default, ops.qgemm_int8.default, ops.pointwise.default)
+"""Ops that make int8 copies beside other results; their copies are what picks them."""
 
 
 def quantize_nodes(joint: JointGraph) -> list[fx.Node]:
-    """The ``quantize`` nodes of a joint graph in graph order."""
+    """The nodes that only make an int8 copy, in graph order."""
     return [n for n in joint.graph.nodes if n.op == "call_function" and n.target in QUANTIZE]
 
 
-def bits_of(quantize: fx.Node) -> int:
-    """Width of the values that a ``quantize`` node gives."""
-    return quantize.args[4]  # type: ignore[return-value]
+def is_copy(node: fx.Node) -> bool:
+    """Whether a node stands for an int8 copy: a ``quantize``, or what picks the int8 result of another op."""
+    if node.target is operator.getitem and node.args[0].target in MAKES_COPY:  # type: ignore[union-attr]
+        return node.meta["val"].dtype is torch.int8
+    return node.target in QUANTIZE
+
+
+def rounding_of(copy: fx.Node) -> tuple[int, bool]:
+    """Width of the values of an int8 copy, and whether they are rounded stochastically."""
+    maker = copy if copy.target in QUANTIZE else copy.args[0]
+    given = by_name(maker)  # type: ignore[arg-type]
+    if maker.target is not ops.pointwise.default:  # type: ignore[union-attr]
+        return given["bits"], given["stochastic"]
+    results = [output for output in parse(given["program"]).outputs for _ in range(1 + (output.form == "int8"))]
+    _, bits, stochastic = results[copy.args[1]].parameters  # type: ignore[index]
+    return bits, bool(stochastic)
+
+
+def bits_of(copy: fx.Node) -> int:
+    """Width of the values of an int8 copy."""
+    return rounding_of(copy)[0]
+
+
+def copied(copy: fx.Node) -> fx.Node:
+    """The tensor that an int8 copy holds: what a ``quantize`` reads, or the op that computes it itself."""
+    maker = copy if copy.target in QUANTIZE else copy.args[0]
+    reads = maker.target in (*QUANTIZE, ops.quantize_qgemm.default)  # type: ignore[union-attr]
+    return maker.args[0] if reads else maker  # type: ignore[union-attr,return-value]
 
 
 def copies_and_readers(joint: JointGraph) -> dict[fx.Node, list[fx.Node]]:
-    """For each ``quantize`` node that is read, the operators that compute with its values, in graph order."""
-    int8 = {node: pick(node, 0) for node in quantize_nodes(joint)}
+    """For each int8 copy that is read, the operators that compute with it, in graph order."""
+    copies = [n for n in joint.graph.nodes if n.op == "call_function" and is_copy(n)]
     graph = ComputationGraph.of(joint)
-    read = {node: graph.readers(values) for node, values in int8.items()}
-    return {node: readers for node, readers in read.items() if readers}
+    read = {copy: graph.readers(_values(copy)) for copy in copies}
+    return {copy: readers for copy, readers in read.items() if readers}
+
+
+def _values(copy: fx.Node) -> fx.Node:
+    return pick(copy, 0) if copy.target in QUANTIZE else copy
 
 
 def lifetimes(joint: JointGraph) -> list[Lifetime]:
@@ -37,9 +72,9 @@ def lifetimes(joint: JointGraph) -> list[Lifetime]:
 
 
 def _lifetime(node: fx.Node, readers: list[fx.Node]) -> Lifetime:
-    int8 = pick(node, 0)
+    int8 = _values(node)
     return Lifetime(
-        tensor=node.args[0].name,  # type: ignore[union-attr]
+        tensor=copied(node).name,
         producer=node.name,
         module=origin(node).module,
         half=half(node),

@@ -12,6 +12,7 @@ from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
 from gqc.passes.fuse_attention import fuse_attention
+from gqc.passes.fuse_kernels import fuse_kernels
 from gqc.passes.fuse_pointwise import fuse_pointwise
 from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
@@ -60,6 +61,7 @@ PIPELINE = (
     Step("draw_masks", draw_masks),
     Step("save_masks", save_masks),
     Step("fuse_attention", fuse_attention),
+    Step("fuse_kernels", fuse_kernels),
     Step("fuse_pointwise", fuse_pointwise),
     Step("schedule", schedule),
 )

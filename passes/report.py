@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 FOUND, QUANTIZED, KEPT, SHARED, REPLACED = "found", "quantized", "kept", "shared", "replaced"
-UNSHARED, MOVED, FUSED = "unshared", "moved", "fused"
+UNSHARED, MOVED = "unshared", "moved"
+FUSED, UNFUSED = "fused", "unfused"
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Decision:
         module: dotted path of the module that the node comes from, ``""`` for the model itself.
         primitive: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ``"edge_softmax"``, ...
         half: ``"forward"`` or ``"backward"``.
-        action: ``"found"``, ``"quantized"``, ``"kept"``, ``"shared"``, ``"unshared"``, ``"replaced"``, ``"moved"`` or
-            ``"fused"``.
+        action: ``"found"``, ``"quantized"``, ``"kept"``, ``"shared"``, ``"unshared"``, ``"replaced"``, ``"fused"``,
+            ``"unfused"`` or ``"moved"``.
         reason: one sentence fragment for people.
     """
 
@@ -41,7 +42,7 @@ class Lifetime:
 
     Attributes:
         tensor: name of the node whose values it holds.
-        producer: name of the ``quantize`` node.
+        producer: name of the ``quantize`` node, or of the int8 result of an op that computes the values too.
         module: dotted path of the module that makes it.
         half: the half that makes it.
         bits: width of a value.

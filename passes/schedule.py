@@ -9,7 +9,7 @@ from torch import fx
 
 from gqc.joint import JointGraph
 from gqc.passes.computation_graph import CAST, derivation
-from gqc.passes.int8_copies import QUANTIZE, copies_and_readers
+from gqc.passes.int8_copies import QUANTIZE, copied, copies_and_readers
 from gqc.passes.nodes import half, is_random, is_size, mutates, origin
 from gqc.passes.primitive import mark, ops
 from gqc.passes.report import MOVED, Decision, Report
@@ -52,7 +52,7 @@ def _siblings(joint: JointGraph) -> dict[fx.Node, list[tuple[fx.Node, fx.Node]]]
     found: dict[fx.Node, list[tuple[fx.Node, fx.Node]]] = {}
     for copy, readers in copies_and_readers(joint).items():
         for i, reader in enumerate(readers):
-            later = [(r, copy.args[0]) for r in readers[i + 1 :] if half(r) == half(reader)]
+            later = [(r, copied(copy)) for r in readers[i + 1 :] if half(r) == half(reader)]
             found.setdefault(reader, []).extend(later)  # type: ignore[arg-type]
     return found
 

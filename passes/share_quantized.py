@@ -8,7 +8,7 @@ from torch import fx
 
 from gqc.joint import PARAMETER, JointGraph
 from gqc.passes.computation_graph import CAST, PART, UPDATED, ComputationGraph, carried, derivation, updated_by
-from gqc.passes.int8_copies import bits_of, copies_and_readers, lifetimes, quantize_nodes
+from gqc.passes.int8_copies import bits_of, copied, copies_and_readers, lifetimes, quantize_nodes
 from gqc.passes.nodes import call, drop_unused, half, mutates, origin, pick, replay, source
 from gqc.passes.primitive import mark, ops
 from gqc.passes.report import SHARED, UNSHARED, Decision, Report
@@ -53,9 +53,9 @@ def share_quantized(joint: JointGraph, policy: Policy) -> Report:
     _unpack_once(joint)
     drop_unused(joint.graph)
     read = copies_and_readers(joint)
-    widths = Counter(node.args[0] for node in read)
+    widths = Counter(map(copied, read))
     for node, readers in read.items():
-        values: fx.Node = node.args[0]  # type: ignore[assignment]
+        values = copied(node)
         reason = f"one int{bits_of(node)} copy for {', '.join(r.name for r in readers)}"
         if widths[values] > 1 and not sharing.refused(values):
             report.decisions.append(_decision(values, SHARED, f"{reason}; other widths have copies of their own"))

@@ -11,14 +11,22 @@ from torch import fx, nn
 from gqc.errors import PassError
 from gqc.joint import PARAMETER, TANGENT, JointGraph
 from gqc.layer_bits import WIDTHS
+from gqc.passes.int8_copies import QUANTIZE, copied, is_copy
 from gqc.passes.interface import Interface
 from gqc.passes.nodes import by_name, mutates, source
 from gqc.passes.primitive import KINDS, MOST_PACKED_BITS, mark, ops
 
 _INT4_FORMS = (ops.qgemm_int4.default, ops.qspmm_int4.default, ops.qsddmm_int4.default)
-_FUSED = (ops.gat.default, ops.gat_bwd.default)
-_INT8_FORMS = (ops.qgemm.default, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default, *_INT4_FORMS)
-_QUANTIZE = {ops.quantize.default: WIDTHS, ops.quantize_int4.default: range(WIDTHS.start, MOST_PACKED_BITS + 1)}
+_ATTENTION = (ops.gat.default, ops.gat_bwd.default)
+_FUSED_GEMM = (ops.qgemm_epilogue.default, ops.quantize_qgemm.default, ops.qgemm_int8.default)
+_INT8_GEMM = (ops.qgemm.default, *_FUSED_GEMM)
+_INT8_FORMS = (*_INT8_GEMM, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default, *_INT4_FORMS)
+_QUANTIZE = {
+    ops.quantize.default: WIDTHS,
+    ops.quantize_qgemm.default: WIDTHS,
+    ops.qgemm_int8.default: WIDTHS,
+    ops.quantize_int4.default: range(WIDTHS.start, MOST_PACKED_BITS + 1),
+}
 
 
 def verify(joint: JointGraph, after: str, found: bool = True, before: Interface | None = None) -> None:
@@ -53,7 +61,7 @@ def verify(joint: JointGraph, after: str, found: bool = True, before: Interface 
             continue
         if node.op != "get_attr" and "val" not in node.meta and not mutates(node):
             fail(node, "it has no fake value")
-        if found and node.target in (*KINDS, *_INT8_FORMS, *_FUSED) and mark(node) is None:
+        if found and node.target in (*KINDS, *_INT8_FORMS, *_ATTENTION) and mark(node) is None:
             fail(node, "a primitive without a mark")
         for wrong in (*_wrong_operands(node), *_wrong_rounding(node)):
             fail(node, wrong)
@@ -83,15 +91,16 @@ def verify_decided(joint: JointGraph, after: str) -> None:
 
 def _is_int8(node: fx.Node) -> bool:
     """Whether a primitive computes on int8 operands; a fused one takes both int8 and floats."""
-    return node.target in _INT8_FORMS or (node.target in _FUSED and by_name(node)["u_scale"] is not None)
+    return node.target in _INT8_FORMS or (node.target in _ATTENTION and by_name(node)["u_scale"] is not None)
 
 
 def _wrong_operands(node: fx.Node) -> Iterator[str]:
-    if node.target not in (*_INT8_FORMS, *_FUSED):
+    if node.target not in (*_INT8_FORMS, *_ATTENTION):
         return
-    for schema, argument in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]
-        if schema.name.endswith("_scale") and isinstance(argument, fx.Node):
-            position = node.args.index(argument)
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    for position, argument in enumerate(node.args):
+        of, _, suffix = names[position].rpartition("_")
+        if suffix == "scale" and of == names[position - 1] and isinstance(argument, fx.Node):
             values, scale = node.args[position - 1].meta["val"], argument.meta["val"]  # type: ignore[union-attr]
             if values.dtype is not (torch.uint8 if node.target in _INT4_FORMS else torch.int8):
                 yield f"operand {node.args[position - 1]} has a scale but is {values.dtype}"
@@ -122,9 +131,10 @@ def _quantized_parameter(joint: JointGraph, node: fx.Node) -> fx.Node | None:
     picked, _ = source(node)
     if picked.target is ops.unpack_int4.default:
         picked, _ = source(picked.args[0])  # type: ignore[arg-type]
-    quantize = picked.args[0] if picked.args else None
-    if isinstance(quantize, fx.Node) and quantize.target in _QUANTIZE:
-        values, _ = source(quantize.args[0])  # type: ignore[arg-type]
+    maker = picked.args[0] if picked.args else None
+    copy = maker if isinstance(maker, fx.Node) and maker.target in QUANTIZE and picked.args[1] == 0 else picked
+    if is_copy(copy):
+        values, _ = source(copied(copy))
         return values if values in parameters or names_parameter(joint, values) else None
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gqc.passes.int8_copies import is_copy
 from gqc.passes.primitive import Primitive, ops
 
 QUANTIZE, INT8, KEPT, INDEX, MASK, SIZE = "quantize", "int8", "kept", "index", "mask", "size"
@@ -18,7 +19,7 @@ def precision(node: fx.Node, primitive: Primitive | None) -> str:
     full precision. Everything else is called after its dtype: ``"float32"``, ``"bfloat16"``, ..., ``"index"`` for
     other integers, ``"mask"`` for booleans and packed bits, ``"size"`` for numbers.
     """
-    if node.target in (ops.quantize.default, ops.quantize_int4.default):
+    if is_copy(node):
         return QUANTIZE
     if reads_quantized(node) or node.target is ops.unpack_int4.default or _is_packed(node):
         return INT8

@@ -8,7 +8,7 @@ from typing import Any
 
 from gqc.dump.snapshot import NodeRecord, Snapshot
 
-_REPLACES = re.compile(r"_(int8|out|masked|gqc)(_\d+)?$")
+_REPLACES = re.compile(r"_(int8|out|masked|gqc|fused)(_\d+)?$")
 _HOLDS = re.compile(r"_(quantized|int8|scale)(_\d+)?$")
 """What passes append to the name of a node that they replace, and to that of a tensor of which they make a copy."""
 

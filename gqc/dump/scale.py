@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
+from gqc.dump.source import identifier
+from gqc.passes.int8_copies import QUANTIZE, copied, is_copy, rounding_of
+from gqc.passes.nodes import by_name
 from gqc.passes.primitive import ops
 
 
@@ -20,25 +22,32 @@ class Scale:
         levels: the largest integer, 127 for 8 bits.
         rounding: ``"stochastic"`` or ``"nearest"``.
         absmax: what finds the largest magnitude in the tensor, for people.
+        tensor: name of the node whose values it holds.
     """
 
     bits: int
     levels: int
     rounding: str
     absmax: str
+    tensor: str
 
     @classmethod
     def of(cls, node: fx.Node) -> Scale | None:
-        """The scale that a ``quantize`` node computes, ``None`` for others."""
-        if node.target not in (ops.quantize.default, ops.quantize_int4.default):
+        """The scale of an int8 copy, ``None`` for other nodes."""
+        if not is_copy(node):
             return None
-        given: dict[str, Any] = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)}  # type: ignore[union-attr]
-        bits = int(given.get("bits", 8))
-        rounding = "stochastic" if given.get("stochastic") else "nearest"
-        return cls(bits, 2 ** (bits - 1) - 1, rounding, _found_by(given.get("absmax")))
+        bits, stochastic = rounding_of(node)
+        rounding = "stochastic" if stochastic else "nearest"
+        return cls(bits, 2 ** (bits - 1) - 1, rounding, _found_by(node), identifier(copied(node).name))
 
 
-def _found_by(absmax: Any) -> str:
+def _found_by(copy: fx.Node) -> str:
+    maker: fx.Node = copy if copy.target in QUANTIZE else copy.args[0]  # type: ignore[assignment]
+    if maker.target is ops.qgemm_int8.default:
+        return "a first product"
+    if maker.target is ops.pointwise.default:
+        return "a first run of the program"
+    absmax = by_name(maker)["absmax"]
     if not isinstance(absmax, fx.Node):
         return "a pass over the tensor"
     producer = absmax.args[0] if absmax.target is operator.getitem else absmax

@@ -15,7 +15,7 @@ from gqc.dump.scale import Scale
 from gqc.dump.sizes import SizeNames
 from gqc.dump.source import Source, identifier
 from gqc.joint import BUFFER, INPUT, PARAMETER, SEED, TANGENT, JointGraph, Placeholder
-from gqc.passes.int8_copies import lifetimes
+from gqc.passes.int8_copies import is_copy, lifetimes
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import (
     BACKWARD,
@@ -325,4 +325,5 @@ def is_plumbing(node: fx.Node, relations: Sequence[NamedRelation]) -> bool:
     """Whether a drawing may leave a node out: it moves or counts what other nodes compute."""
     if node.op == "placeholder":
         return any(node in relation.nodes for relation in relations)
-    return is_size(node) or node.target in _MOVES or getattr(node.target, "__name__", "") == "getitem"
+    picks = getattr(node.target, "__name__", "") == "getitem"
+    return not is_copy(node) and (is_size(node) or node.target in _MOVES or picks)

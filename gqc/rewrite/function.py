@@ -39,6 +39,9 @@ _RESULTS = {
     "quantize": ("int8", "scale"),
     "quantize_int4": ("int4", "scale"),
     **dict.fromkeys(("qgemm", "qgemm_int4", "qspmm", "qspmm_int4"), ("", "absmax")),
+    "qgemm_epilogue": ("", "absmax", "positive"),
+    "quantize_qgemm": ("", "absmax", "operand_int8", "operand_scale", "positive"),
+    "qgemm_int8": ("int8", "scale", "positive"),
     "qspmm_cmp": ("", "arg"),
     "spmm_cmp": ("", "arg"),
     "gat": ("", "absmax", "max", "sum"),
@@ -55,6 +58,7 @@ _RESULTS = {
 
 _ROLES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "linear", "qgemm", "qgemm_int4"), "product"),
+    **dict.fromkeys(("qgemm_epilogue", "quantize_qgemm", "qgemm_int8"), "product"),
     **dict.fromkeys(("spmm", "qspmm", "qspmm_int4", "spmm_cmp", "qspmm_cmp"), "aggregated"),
     **dict.fromkeys(("sddmm", "qsddmm", "qsddmm_int4"), "on_edges"),
     **dict.fromkeys(("gather_mm", "segment_mm", "gather_mm_bwd_b", "segment_mm_bwd_b"), "typed_product"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,15 @@ class Dropped(OnRelation):
         return F.dropout(self.first(x), 0.5)
 
 
+class Rectified(OnRelation):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def run(self, g, x):
+        return self.last(self.second(F.relu(self.first(x))))
+
+
 gcn, sage, perceptron = MODELS["gcn"], MODELS["sage"], MODELS["mlp"]
 SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "simplify": (gcn, {}),
@@ -74,6 +84,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "draw_masks": (Dropped, {}),
     "save_masks": (perceptron, {}),
     "fuse_attention": (MODELS["gat"], {}),
+    "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise",)}),
     "fuse_pointwise": (gcn, {}),
     "schedule": (MODELS["rgcn"], {}),
 }
@@ -105,6 +116,13 @@ def _argument(argument: object) -> str:
 def snippet(name: str) -> str:
     """What a pass changes in its model: the first lines of a diff, or of the report if it changes nothing."""
     model, options = SHOWN[name]
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "fuse_kernels":  # for GPUs
+            patch.setattr(sys.modules["gqc.passes.fuse_kernels"], "LEFT_ALONE", ())
+        return _snippet(name, model, options)
+
+
+def _snippet(name: str, model: Callable[[], OnRelation], options: dict[str, object]) -> str:
     torch.manual_seed(0)
     joint = case(model()).joint
     before, found = [], ""

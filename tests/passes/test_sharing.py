@@ -14,7 +14,7 @@ from gqc.joint import PARAMETER, JointGraph, Placeholder
 from gqc.passes import apply, partition, run, share_quantized
 from gqc.passes.apply import wrap
 from gqc.passes.computation_graph import ComputationGraph
-from gqc.passes.int8_copies import lifetimes, quantize_nodes
+from gqc.passes.int8_copies import is_copy, lifetimes, quantize_nodes
 from gqc.passes.report import UNSHARED, Report
 from gqc.policy import Policy
 from tests.passes.models import CLASSES, HIDDEN, MODELS, WIDTH, case, graph_and_features, ops
@@ -286,7 +286,7 @@ def test_computation_graph_of_a_model(tmp_path):
     assert (int8["kind"], int8["op"], int8["precision"]) == ("gemm", "gqc.qgemm.default", "int8")
     assert graph.nodes[joint.forward_outputs[0].name]["result"] == "output 0"
     assert {d["result"] for _, d in graph.nodes(data=True) if d.get("result")} >= {"gradient of conv1_weight"}
-    assert [c.producer for c in lifetimes(joint)] == [n.name for n in quantize_nodes(joint)]
+    assert [c.producer for c in lifetimes(joint)] == [n.name for n in joint.graph.nodes if is_copy(n)]
 
     path = tmp_path / "graph.graphml"
     built.write_graphml(path)

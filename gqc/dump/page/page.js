@@ -40,9 +40,9 @@ const number = x => typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) < 1e
 const percent = x => typeof x === "string" ? x : number(100 * x) + " %";
 const cosine = x => typeof x === "string" ? x : x.toFixed(5);
 
-// The tensor that a quantize node reads: an argument or parameter, also behind reshapes, or a result.
+// The tensor of which a node holds the int8 copy: an argument or parameter, also behind reshapes, or a result.
 function tensorOf(r, pass = current()) {
-  const read = find(r.inputs[0], pass);
+  const read = find(r.scale ? r.scale.tensor : r.inputs[0], pass);
   let of = read;
   while (of.plumbing && of.code) of = find(of.inputs[0], pass);
   return of.meaning ? of : read;
@@ -427,7 +427,7 @@ const SHEETS = {
   tensors() {
     const list = recordsOf(current()), rows = list.filter(r => r.precision === "quantize").map(r => {
       const copy = copyOf(r, list), of = tensorOf(r), m = MEASURED.get(r.name);
-      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(placed(link(r.inputs[0], subject(r)), [cameFrom(of, r.half), of.line].filter(Boolean).join(", "))), cell(placed(el("span", { className: "mono", textContent: dtype(of.type) }), `as int${r.scale.bits}`)),
+      return el("tr", { className: "row", onclick: () => reveal(r.name) }, cell(placed(link(r.scale.tensor, subject(r)), [cameFrom(of, r.half), of.line].filter(Boolean).join(", "))), cell(placed(el("span", { className: "mono", textContent: dtype(of.type) }), `as int${r.scale.bits}`)),
         cell(el("div", {}, ...copy.readers.map(x => el("div", {}, call(x))))), cell(copy.saved ? bytes(copy.saved) : "–", "num"), cell(m ? number(m.absmax) : "", "num"), cell(m ? number(m.scale) : "", "num"), cell(m ? percent(m.relative) : "", "num"), cell(m ? cosine(m.cosine) : "", "num"));
     });
     const intro = rows.length ? "Each row is one int8 copy: value = integer × scale, scale = absmax / largest integer. Everything that reads the tensor in int8 reads this copy, so its readers in the backward use what the forward has made. " + DATA.measures.note : "No tensor is quantized after this pass.";
