@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from gqc.joint import JointGraph
+from gqc.passes.int8_copies import QUANTIZE
 from gqc.passes.nodes import BACKWARD, FORWARD, aten, call, drop_unused, origin, pick
 from gqc.passes.pointwise_groups import Group, aligned, find_groups, readers
 from gqc.passes.pointwise_steps import (
@@ -31,7 +32,6 @@ from gqc.passes.report import FUSED, Decision, Report
 from gqc.passes.schedule import Order, segments
 from gqc.policy import Policy
 
-_QUANTIZE = ops.quantize.default
 _FORMS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.bool: "bool"}
 
 
@@ -194,7 +194,7 @@ class _Fusion:
         for value in self.group.values():
             read = [reader for reader in readers(value) if reader not in members]
             quantized = _waiting(value)
-            if quantized and read == quantized[:1] and quantized[0].target is _QUANTIZE:
+            if quantized and read == quantized[:1] and quantized[0].target is ops.quantize.default:
                 results.append(_Int8(value, self.names[value], quantized[0]))
                 continue
             if read:
@@ -293,8 +293,7 @@ class _Int8(_Result):
 
 def _waiting(value: fx.Node) -> list[fx.Node]:
     """What quantizes a tensor and would look for its absmax."""
-    quantizes = (_QUANTIZE, ops.quantize_int4.default)
-    return [user for user in value.users if user.target in quantizes and user.args[1] is None]
+    return [user for user in value.users if user.target in QUANTIZE and user.args[1] is None]
 
 
 def _draws(results: list[_Result]) -> bool:

@@ -31,11 +31,16 @@ def is_copy(node: fx.Node) -> bool:
     return node.target in QUANTIZE
 
 
+def maker_of(copy: fx.Node) -> fx.Node:
+    """The op that computes an int8 copy."""
+    return copy if copy.target in QUANTIZE else copy.args[0]  # type: ignore[return-value]
+
+
 def rounding_of(copy: fx.Node) -> tuple[int, bool]:
     """Width of the values of an int8 copy, and whether they are rounded stochastically."""
-    maker = copy if copy.target in QUANTIZE else copy.args[0]
-    given = by_name(maker)  # type: ignore[arg-type]
-    if maker.target is not ops.pointwise.default:  # type: ignore[union-attr]
+    maker = maker_of(copy)
+    given = by_name(maker)
+    if maker.target is not ops.pointwise.default:
         return given["bits"], given["stochastic"]
     results = [output for output in parse(given["program"]).outputs for _ in range(1 + (output.form == "int8"))]
     _, bits, stochastic = results[copy.args[1]].parameters  # type: ignore[index]
@@ -49,9 +54,9 @@ def bits_of(copy: fx.Node) -> int:
 
 def copied(copy: fx.Node) -> fx.Node:
     """The tensor that an int8 copy holds: what a ``quantize`` reads, or the op that computes it itself."""
-    maker = copy if copy.target in QUANTIZE else copy.args[0]
-    reads = maker.target in (*QUANTIZE, ops.quantize_qgemm.default)  # type: ignore[union-attr]
-    return maker.args[0] if reads else maker  # type: ignore[union-attr,return-value]
+    maker = maker_of(copy)
+    reads = maker.target in (*QUANTIZE, ops.quantize_qgemm.default)
+    return maker.args[0] if reads else maker  # type: ignore[return-value]
 
 
 def copies_and_readers(joint: JointGraph) -> dict[fx.Node, list[fx.Node]]:

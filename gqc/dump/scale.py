@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from gqc.dump.source import identifier
-from gqc.passes.int8_copies import QUANTIZE, copied, is_copy, rounding_of
+from gqc.passes.int8_copies import copied, is_copy, maker_of, rounding_of
 from gqc.passes.nodes import by_name
 from gqc.passes.primitive import ops
 
@@ -42,7 +42,7 @@ class Scale:
 
 
 def _found_by(copy: fx.Node) -> str:
-    maker: fx.Node = copy if copy.target in QUANTIZE else copy.args[0]  # type: ignore[assignment]
+    maker = maker_of(copy)
     if maker.target is ops.qgemm_int8.default:
         return "a first product"
     if maker.target is ops.pointwise.default:

@@ -30,8 +30,8 @@ def _dropout(x: Tensor, p: float, seed: Tensor, node: int) -> tuple[Tensor, Tens
         x.numel(),
         pointer(seed, torch.int64),
         node,
-        round(p * 65536),
-        _scale(p),
+        threshold(p),
+        factor(p),
         out.data_ptr(),
         mask.data_ptr(),
     )
@@ -54,7 +54,7 @@ def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
         dtype_code(grad.dtype),
         grad.numel(),
         pointer(mask, torch.uint8),
-        _scale(p),
+        factor(p),
         out.data_ptr(),
     )
     return out
@@ -64,7 +64,13 @@ def _dropout_backward_fake(grad: Tensor, mask: Tensor, p: float) -> Tensor:
     return grad.new_empty(grad.shape)
 
 
-def _scale(p: float) -> float:
+def threshold(p: float) -> int:
+    """Elements whose 16 random bits are below it are dropped."""
+    return round(p * 65536)
+
+
+def factor(p: float) -> float:
+    """Of the elements that are kept."""
     return 1 / (1 - p) if p < 1 else 0.0
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import dtype_code, pointer
-from gqc.runtime.ops.gemm import check_product, contiguous_operands, product_sizes
+from gqc.runtime.ops.gemm import check_product, contiguous_operands, product, product_sizes
+from gqc.runtime.ops.graph_arguments import address
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float, check_quantize
 
@@ -51,14 +52,10 @@ class _Epilogue:
         return cls(bias, row_scale, relu, dtype, kernels.empty(on, _positive_shape(m, n, relu), torch.uint8))
 
     def first_arguments(self) -> tuple[int | None, int | None, bool]:
-        return _address(self.bias), _address(self.row_scale), self.relu
+        return address(self.bias), address(self.row_scale), self.relu
 
     def positive_address(self) -> int | None:
         return self.positive.data_ptr() if self.relu else None
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 def _positive_shape(m: int, n: int, relu: bool) -> tuple[int, int]:
@@ -81,15 +78,9 @@ def _qgemm_epilogue(
     m, n, k = check_product("qgemm_epilogue", a, b, trans_a, trans_b)
     epilogue = _Epilogue.of("qgemm_epilogue", a, (m, n), bias, row_scale, relu, dtype)
     a, b, trans_a, trans_b = contiguous_operands(a, b, trans_a, trans_b)
-    out, absmax = kernels.empty(a, (m, n), dtype), kernels.new_absmax(a_scale)
-    kernels.run(
-        a,
-        "qgemm",
-        *(pointer(a, torch.int8), pointer(a_scale, torch.float32), False),
-        *(pointer(b, torch.int8), pointer(b_scale, torch.float32), False),
-        *(m, n, k, trans_a, trans_b, *epilogue.first_arguments()),
-        *(dtype_code(dtype), out.data_ptr(), absmax.data_ptr(), epilogue.positive_address()),
-    )
+    positive = epilogue.positive if relu else None
+    matrices = (a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b)
+    out, absmax = product(*matrices, epilogue.bias, dtype, epilogue.row_scale, positive)
     return out, absmax, epilogue.positive
 
 

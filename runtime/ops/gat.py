@@ -12,6 +12,7 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import pointer
+from gqc.runtime.ops.dropout import factor, threshold
 from gqc.runtime.ops.graph_arguments import (
     address,
     check_floats,
@@ -20,6 +21,7 @@ from gqc.runtime.ops.graph_arguments import (
     float32,
     is_int64,
     quantized_or_float32,
+    rounded,
 )
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.relation import (
@@ -67,7 +69,7 @@ def _gat(
         *(el.data_ptr(), er.data_ptr(), u.data_ptr(), address(u_scale), heads, width),
         *(slope, *_dropout(p, seed, node), out.data_ptr(), absmax.data_ptr(), largest.data_ptr(), total.data_ptr()),
     )
-    return *_rounded(out, absmax, dtype), largest, total
+    return *rounded(out, absmax, dtype), largest, total
 
 
 def _gat_fake(
@@ -126,7 +128,7 @@ def _gat_bwd(
         *(slope, *_dropout(p, seed, node), stats.data_ptr()),
         *(d_u.data_ptr(), absmax.data_ptr(), d_el.data_ptr(), d_er.data_ptr()),
     )
-    return *_rounded(d_u, absmax, dtype), d_el, d_er
+    return *rounded(d_u, absmax, dtype), d_el, d_er
 
 
 def _gat_bwd_fake(
@@ -190,12 +192,7 @@ def _dropout(p: float, seed: Tensor | None, node: int) -> tuple[int | None, int,
     """Seed, stream, threshold and factor of what is kept, as of ``gqc.dropout``; no seed where nothing is dropped."""
     if not p or seed is None:
         return None, 0, 0, 1.0
-    return pointer(seed, torch.int64), node, round(p * 65536), 1 / (1 - p) if p < 1 else 0.0
-
-
-def _rounded(out: Tensor, absmax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    # Rounding keeps the order of magnitudes, so this is the absmax of the rounded output.
-    return (out, absmax) if dtype is torch.float32 else (out.to(dtype), absmax.to(dtype).float())
+    return pointer(seed, torch.int64), node, threshold(p), factor(p)
 
 
 define(

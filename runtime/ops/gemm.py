@@ -8,6 +8,7 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import dtype_code, pointer
+from gqc.runtime.ops.graph_arguments import address
 from gqc.runtime.ops.int4 import check_packed, unpack, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float
@@ -27,7 +28,7 @@ def _qgemm(
     check_float("qgemm", dtype)
     sizes = check_product("qgemm", a, b, trans_a, trans_b, bias)
     a, b, trans_a, trans_b = contiguous_operands(a, b, trans_a, trans_b)
-    return _product(a, a_scale, b, b_scale, sizes, trans_a, trans_b, bias, dtype)
+    return product(a, a_scale, b, b_scale, sizes, trans_a, trans_b, bias, dtype)
 
 
 def product_sizes(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
@@ -69,7 +70,7 @@ def contiguous_operands(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> t
     return a, b, trans_a, trans_b
 
 
-def _product(
+def product(
     a: Tensor,
     a_scale: Tensor,
     b: Tensor,
@@ -79,11 +80,15 @@ def _product(
     trans_b: bool,
     bias: Tensor | None,
     dtype: torch.dtype,
+    row_scale: Tensor | None = None,
+    positive: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the kernel on matrices that are int8, or packed where they are uint8."""
-    if dtype is torch.float16 and kernels.on_gpu(a):  # CUDA's kernels do not write it; rounding keeps magnitudes' order
-        out, absmax = _product(a, a_scale, b, b_scale, sizes, trans_a, trans_b, bias, torch.float32)
-        return out.to(dtype), absmax.to(dtype).float()
+    """Run the kernel on matrices that are int8, or packed where they are uint8.
+
+    Args:
+        row_scale: one factor a row, float32.
+        positive: takes where the output is positive, one bit an element; without it there is no ReLU.
+    """
     m, n, k = sizes
     out = kernels.empty(a, (m, n), dtype)
     absmax = kernels.new_absmax(a_scale)
@@ -93,8 +98,8 @@ def _product(
         "qgemm",
         *(pointer(a, a.dtype), pointer(a_scale, torch.float32), a.dtype is torch.uint8),
         *(pointer(b, b.dtype), pointer(b_scale, torch.float32), b.dtype is torch.uint8),
-        *(m, n, k, trans_a, trans_b, None if bias is None else bias.data_ptr(), None, False),
-        *(dtype_code(dtype), out.data_ptr(), absmax.data_ptr(), None),
+        *(m, n, k, trans_a, trans_b, address(bias), address(row_scale), positive is not None),
+        *(dtype_code(dtype), out.data_ptr(), absmax.data_ptr(), address(positive)),
     )
     return out, absmax
 
@@ -148,7 +153,7 @@ def _qgemm_int4(
     a, b = a.contiguous(), b.contiguous()
     if trans_a and m > k and not kernels.on_gpu(a):  # as in qgemm; a transposed copy cannot be made of half bytes
         a, trans_a = unpack(a, [a_width]).t().contiguous(), False
-    return _product(a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b, bias, dtype)
+    return product(a, a_scale, b, b_scale, (m, n, k), trans_a, trans_b, bias, dtype)
 
 
 def _qgemm_int4_fake(

@@ -127,6 +127,11 @@ def quantized_or_float32(x: Tensor | None, scale: Tensor | None) -> Tensor | Non
     return float32(x) if scale is None else x.contiguous()
 
 
+def rounded(out: Tensor, absmax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A float32 output and its absmax in another dtype: rounding keeps the order of magnitudes."""
+    return (out, absmax) if dtype is torch.float32 else (out.to(dtype), absmax.to(dtype).float())
+
+
 def float32(x: Tensor) -> Tensor:
     """``x`` as the kernels read it: contiguous float32."""
     if x.dtype is torch.float32 and x.is_contiguous():

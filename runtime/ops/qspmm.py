@@ -18,6 +18,7 @@ from gqc.runtime.ops.graph_arguments import (
     is_int64,
     operands,
     quantized_or_float32,
+    rounded,
 )
 from gqc.runtime.ops.int4 import graph_operand, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
@@ -69,10 +70,7 @@ def _sum(
             *(address(lhs[0]), lhs[1], address(lhs[2]), address(rhs[0]), rhs[1], address(rhs[2])),
             *(packed, layout, out.data_ptr(), absmax.data_ptr()),
         )
-    if dtype is torch.float32:
-        return out, absmax
-    # Rounding keeps the order of magnitudes, so this is the absmax of the rounded output.
-    return out.to(dtype), absmax.to(dtype).float()
+    return rounded(out, absmax, dtype)
 
 
 def _qspmm_fake(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
+from gqc.runtime.ops.dropout import factor, threshold
 from gqc.runtime.pointwise.program import DTYPES, FLOAT, INSTRUCTIONS, MASK, Program, parse
 
 Shape = tuple[int, ...]
@@ -204,10 +205,10 @@ def _slots(program: Program, inputs: int) -> tuple[list[dict[str | float, int]],
 def _parameters(name: str, parameters: Sequence[float]) -> list[int]:
     if name == "keep":
         p, node = parameters
-        return [round(p * 65536), int(node)]
+        return [threshold(p), int(node)]
     if name == "drop":
         (p,) = parameters
-        return [_bits(1 / (1 - p) if p < 1 else 0.0)]
+        return [_bits(factor(p))]
     return [_bits(p) for p in parameters]
 
 
