@@ -52,8 +52,9 @@ class IntegerLeft {
                 const int rows = rows_left_ - i * kRowsOfPieces;
                 pieces_[i] = make_uint4(0, 0, 0, 0);
                 if (rows > 0 && width_left() > 0)
-                    pieces_[i] = load_piece<Format>(whole_.values, from_ + i * kRowsOfPieces * whole_.pitch(),
-                                                    width_left(), rows == 1, whole_.packed, whole_.vectors);
+                    pieces_[i] =
+                        load_piece<Format>(whole_.values, from_ + i * kRowsOfPieces * whole_.pitch(), width_left(),
+                                           is_near_end(rows, whole_.pitch()), whole_.packed, whole_.vectors);
             }
             go_on();
         }
@@ -136,11 +137,10 @@ class QuantizedLeft {
         const int64_t at = row() * k_ + column();
         const int count = own_count();
         if (count <= 0) return;
-        const bool last_row = row() == m_ - 1;
         if (dtype_ == Dtype::kFloat32)
-            load_words<kPiece>(at, count, last_row);
+            load_words<kPiece>(at, count);
         else
-            load_words<kPiece / 2>(at, count, last_row);
+            load_words<kPiece / 2>(at, count);
     }
 
     template <typename Array>
@@ -199,7 +199,7 @@ class QuantizedLeft {
 
     // words: of a piece.
     template <int words>
-    __device__ __forceinline__ void load_words(int64_t at, int count, bool last_row) {
+    __device__ __forceinline__ void load_words(int64_t at, int count) {
         constexpr int kBytes = 4 * words / kPiece;  // of an element
         const uint8_t* from = x_ + at * kBytes;
         if (count == kPiece && is_aligned(from, 16)) {
@@ -216,7 +216,7 @@ class QuantizedLeft {
             }
         } else {
             uint32_t loaded[words];
-            load_bytes(x_, from, count * kBytes, last_row, loaded);
+            load_bytes(x_, from, count * kBytes, is_near_end(m_ - row(), k_ * kBytes), loaded);
 #pragma unroll
             for (int i = 0; i < words; ++i) raw_[i] = loaded[i];
         }

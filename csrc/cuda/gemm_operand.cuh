@@ -75,16 +75,21 @@ __device__ __forceinline__ uint32_t part_of_word(const uint8_t* word, int first,
     return value;
 }
 
+// Whether the matrix may end within a word that begins in a line: `lines` are left, itself counted, `pitch` bytes each.
+__device__ __forceinline__ bool is_near_end(int64_t lines, int64_t pitch) {
+    return (lines - 1) * pitch < 3;
+}
+
 // out = `count` bytes from `from` on, a word after the other, then anything. Words are read where they lie, except
-// those that begin before the matrix, at `begin`, or end after its last line.
+// those that begin before the matrix, at `begin`, or, where it ends soon, after the bytes that are wanted.
 template <int words>
-__device__ __forceinline__ void load_bytes(const uint8_t* begin, const uint8_t* from, int count, bool last_line,
+__device__ __forceinline__ void load_bytes(const uint8_t* begin, const uint8_t* from, int count, bool ends_soon,
                                            uint32_t (&out)[words]) {
     const int shift = static_cast<int>(reinterpret_cast<uint64_t>(from) & 3u), end = shift + count;
     const uint8_t* word = from - shift;
-    const int first = word < begin ? 1 : 0, last = last_line ? end / 4 : words + 1;  // words that are read whole
+    const int first = word < begin ? 1 : 0, last = ends_soon ? end / 4 : words + 1;  // words that are read whole
     uint32_t read[words + 1], end_word = 0;
-    if (last_line && end % 4 != 0) end_word = part_of_word(word + end / 4 * 4, end < 4 ? shift : 0, end % 4);
+    if (ends_soon && end % 4 != 0) end_word = part_of_word(word + end / 4 * 4, end < 4 ? shift : 0, end % 4);
 #pragma unroll
     for (int i = 0; i <= words; ++i) {
         read[i] = i == last ? end_word : 0;
@@ -97,7 +102,7 @@ __device__ __forceinline__ void load_bytes(const uint8_t* begin, const uint8_t* 
 
 // 16 values of a matrix that begins at `begin`, from `from` on, a byte each; width: how many the line still has there,
 // 0 is taken for those beyond.
-__device__ __forceinline__ uint4 load_bytes_piece(const uint8_t* begin, const uint8_t* from, int width, bool last_line,
+__device__ __forceinline__ uint4 load_bytes_piece(const uint8_t* begin, const uint8_t* from, int width, bool ends_soon,
                                                   bool packed, bool vectors) {
     if (!packed && vectors) return global_load<uint4>(from);
     const int count = width < kPiece ? width : kPiece;
@@ -108,13 +113,13 @@ __device__ __forceinline__ uint4 load_bytes_piece(const uint8_t* begin, const ui
             const uint2 words = global_load<uint2>(from);
             halves[0] = words.x, halves[1] = words.y;
         } else {
-            load_bytes(begin, from, (count + 1) / 2, last_line, halves);
+            load_bytes(begin, from, (count + 1) / 2, ends_soon, halves);
         }
         const uint2 low = unpacked_eight(halves[0]), high = unpacked_eight(halves[1]);
         piece = make_uint4(low.x, low.y, high.x, high.y);
     } else {
         uint32_t words[4];
-        load_bytes(begin, from, count, last_line, words);
+        load_bytes(begin, from, count, ends_soon, words);
         piece = make_uint4(words[0], words[1], words[2], words[3]);
     }
     return masked(piece, count);
@@ -122,15 +127,15 @@ __device__ __forceinline__ uint4 load_bytes_piece(const uint8_t* begin, const ui
 
 // A piece of a line that runs along the contracted index.
 template <typename Format>
-__device__ __forceinline__ uint4 load_piece(const uint8_t* begin, const uint8_t* from, int width, bool last_line,
+__device__ __forceinline__ uint4 load_piece(const uint8_t* begin, const uint8_t* from, int width, bool ends_soon,
                                             bool packed, bool vectors) {
     if constexpr (Format::kOfByte == 1) {
-        return load_bytes_piece(begin, from, width, last_line, packed, vectors);
+        return load_bytes_piece(begin, from, width, ends_soon, packed, vectors);
     } else {
         if (vectors) return global_load<uint4>(from);
         const int count = width < 2 * kPiece ? width : 2 * kPiece;
         uint32_t words[4];
-        load_bytes(begin, from, (count + 1) / 2, last_line, words);
+        load_bytes(begin, from, (count + 1) / 2, ends_soon, words);
         uint4 piece = masked(make_uint4(words[0], words[1], words[2], words[3]), (count + 1) / 2);
         if (count % 2 != 0) {  // the last byte holds one value
             const int bit = count / 2 % 4 * 8 + 4, word = count / 8;
@@ -146,9 +151,9 @@ __device__ __forceinline__ uint4 load_piece(const uint8_t* begin, const uint8_t*
 
 // 16 packed values of a line across the contracted index, then anything; width: how many the line still has.
 __device__ __forceinline__ uint2 load_halves_across(const uint8_t* begin, const uint8_t* from, int width,
-                                                    bool last_line, bool vectors) {
+                                                    bool ends_soon, bool vectors) {
     if (vectors) return global_load<uint2>(from);
     uint32_t words[2];
-    load_bytes(begin, from, width < kPiece ? (width + 1) / 2 : kPiece / 2, last_line, words);
+    load_bytes(begin, from, width < kPiece ? (width + 1) / 2 : kPiece / 2, ends_soon, words);
     return make_uint2(words[0], words[1]);
 }

@@ -160,8 +160,9 @@ struct TileShare {
             const int lines = lines_ - i * step;
             pieces[i] = make_uint4(0, 0, 0, 0);
             if (lines > 0 && (kWhole || width_ > 0))
-                pieces[i] = kWhole ? global_load<uint4>(from)
-                                   : load_piece<Format>(begin_, from, width_, lines == 1, packed_, vectors_);
+                pieces[i] =
+                    kWhole ? global_load<uint4>(from)
+                           : load_piece<Format>(begin_, from, width_, is_near_end(lines, pitch_), packed_, vectors_);
             from += step * static_cast<int64_t>(pitch_);
         }
     }
@@ -171,7 +172,8 @@ struct TileShare {
         const uint8_t* from = from_;
         const auto line = [&](int i) {
             uint2 halves = make_uint2(0, 0);
-            if (lines_ > i) halves = load_halves_across(begin_, from, width_, lines_ == i + 1, vectors_);
+            if (lines_ > i)
+                halves = load_halves_across(begin_, from, width_, is_near_end(lines_ - i, pitch_), vectors_);
             from += pitch_;
             return halves;
         };

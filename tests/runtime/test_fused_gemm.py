@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,6 +56,9 @@ def same(name: str, *arguments: Any) -> tuple[Tensor, ...]:
 
 @settings(max_examples=30, deadline=None)
 @given(shape=shapes, trans_a=st.booleans(), trans_b=st.booleans(), wanted=epilogues, dtype=dtypes, backend=backends)
+@example((1, 1, 2), False, False, (False, False, False), FLOAT, CUDA)  # all of a matrix within a word
+@example((3, 1, 1), False, False, (False, False, False), FLOAT, CUDA)
+@example((1, 3, 1), True, True, (False, False, False), FLOAT, CUDA)
 def test_epilogue(
     shape: tuple[int, int, int],
     trans_a: bool,
