@@ -107,6 +107,27 @@ def _pointwise(inputs: list[Tensor], seed: Tensor | None, program: str, size: li
     return pointwise.pointwise(inputs, seed, program, size, _UNROUNDED)
 
 
+def _program_of(product: Tensor, inputs: list[Tensor], seed: Tensor | None, program: str) -> list[Tensor]:
+    return _pointwise([product, *inputs], seed, program, list(product.shape))
+
+
+def _gemm_pointwise(
+    a: Values, _: Any, b: Values, __: Any, trans_b: bool, dtype: torch.dtype, *program: Any
+) -> list[Tensor]:
+    return _program_of(_gemm(a, None, b, None, False, trans_b, None, dtype)[0], *program)
+
+
+def _quantize_gemm_pointwise(x: Values, _: Any, seed: Tensor | None, *arguments: Any) -> list[Tensor]:
+    b, b_scale, trans_b, dtype, inputs, program = arguments[3:]
+    return [x, x.new_ones(()), *_gemm_pointwise(x, None, b, b_scale, trans_b, dtype, inputs, seed, program)]
+
+
+def _spmm_pointwise(
+    g: list[Tensor], op: str, u: Values | None, _: Any, e: Values | None, __: Any, dtype: torch.dtype, *program: Any
+) -> list[Tensor]:
+    return _program_of(ops.spmm(g, op, u, e).to(dtype), *program)
+
+
 def _not_quantized(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x, x.new_ones(())
 
@@ -168,6 +189,9 @@ EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.gat_bwd.default: _gat_bwd,
     ops.dequantize.default: _dequantize,
     ops.pointwise.default: _pointwise,
+    ops.qgemm_pointwise.default: _gemm_pointwise,
+    ops.quantize_qgemm_pointwise.default: _quantize_gemm_pointwise,
+    ops.qspmm_pointwise.default: _spmm_pointwise,
     ops.qgemm_int4.default: _gemm_int4,
     ops.qspmm_int4.default: _spmm_int4,
     ops.qsddmm_int4.default: _sddmm_int4,

@@ -1,0 +1,114 @@
+"""Products of GEMM and SPMM whose result only a pointwise program reads, so that it never is in memory.
+
+``x0`` of the program is the product, rounded to its type; ``x1``, ``x2``, ... are ``inputs``, broadcast to its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gqc.errors import KernelError
+from gqc.runtime.ops.library import define
+from gqc.runtime.pointwise.program import parse
+
+ops = torch.ops.gqc
+
+
+def _qgemm_pointwise(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    trans_b: bool,
+    dtype: torch.dtype,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+) -> list[Tensor]:
+    product, _ = ops.qgemm(a, a_scale, b, b_scale, False, trans_b, None, dtype)
+    return ops.pointwise([product, *inputs], seed, program, product.shape)
+
+
+def _quantize_qgemm_pointwise(
+    x: Tensor,
+    absmax: Tensor | None,
+    seed: Tensor | None,
+    node: int,
+    bits: int,
+    stochastic: bool,
+    b: Tensor,
+    b_scale: Tensor,
+    trans_b: bool,
+    dtype: torch.dtype,
+    inputs: Sequence[Tensor],
+    program: str,
+) -> list[Tensor]:
+    q, scale = ops.quantize(x, absmax, seed, node, bits, stochastic)
+    return [q, scale, *ops.qgemm_pointwise(q, scale, b, b_scale, trans_b, dtype, inputs, seed, program)]
+
+
+def _qspmm_pointwise(
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    u_scale: Tensor | None,
+    e: Tensor | None,
+    e_scale: Tensor | None,
+    dtype: torch.dtype,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+) -> list[Tensor]:
+    _refuse_int8("qspmm_pointwise", program)
+    product, _ = ops.qspmm(g, op, u, u_scale, e, e_scale, dtype)
+    return ops.pointwise([product, *inputs], seed, program, product.shape)
+
+
+def _spmm_pointwise(
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    e: Tensor | None,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+) -> list[Tensor]:
+    _refuse_int8("spmm_pointwise", program)
+    product = ops.spmm(g, op, u, e)
+    return ops.pointwise([product, *inputs], seed, program, product.shape)
+
+
+def _refuse_int8(name: str, program: str) -> None:
+    if any(output.form == "int8" for output in parse(program).outputs):
+        raise KernelError(
+            f"gqc.{name}: an int8 result needs its scale before it is written, and all rows would be gathered twice: "
+            "let the program give absmax and bfloat16, and quantize that"
+        )
+
+
+define(
+    "qgemm_pointwise(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, bool trans_b, ScalarType dtype, "
+    "Tensor[] inputs, Tensor? seed, str program) -> Tensor[]",
+    kernel=_qgemm_pointwise,
+    fake=_qgemm_pointwise,
+)
+define(
+    "quantize_qgemm_pointwise(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic, Tensor b, "
+    "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program) -> Tensor[]",
+    kernel=_quantize_qgemm_pointwise,
+    fake=_quantize_qgemm_pointwise,
+)
+define(
+    "qspmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? u_scale, Tensor? e, Tensor? e_scale, ScalarType dtype, "
+    "Tensor[] inputs, Tensor? seed, str program) -> Tensor[]",
+    kernel=_qspmm_pointwise,
+    fake=_qspmm_pointwise,
+)
+define(
+    "spmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? e, Tensor[] inputs, Tensor? seed, str program) -> Tensor[]",
+    kernel=_spmm_pointwise,
+    fake=_spmm_pointwise,
+)
