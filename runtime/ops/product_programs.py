@@ -1,6 +1,7 @@
 """Products of GEMM and SPMM whose result only a pointwise program reads, so that it never is in memory.
 
-``x0`` of the program is the product, rounded to its type; ``x1``, ``x2``, ... are ``inputs``, broadcast to its shape.
+``x0`` of the program is the product, rounded to its type and reshaped to ``size`` if that is given; ``x1``, ``x2``, ...
+are ``inputs``, broadcast to its shape.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def _qgemm_pointwise(
     inputs: Sequence[Tensor],
     seed: Tensor | None,
     program: str,
+    size: Sequence[int] | None = None,
 ) -> list[Tensor]:
     product, _ = ops.qgemm(a, a_scale, b, b_scale, False, trans_b, None, dtype)
-    return ops.pointwise([product, *inputs], seed, program, product.shape)
+    return _run(product, inputs, seed, program, size)
 
 
 def _quantize_qgemm_pointwise(
@@ -45,9 +47,10 @@ def _quantize_qgemm_pointwise(
     dtype: torch.dtype,
     inputs: Sequence[Tensor],
     program: str,
+    size: Sequence[int] | None = None,
 ) -> list[Tensor]:
     q, scale = ops.quantize(x, absmax, seed, node, bits, stochastic)
-    return [q, scale, *ops.qgemm_pointwise(q, scale, b, b_scale, trans_b, dtype, inputs, seed, program)]
+    return [q, scale, *ops.qgemm_pointwise(q, scale, b, b_scale, trans_b, dtype, inputs, seed, program, size)]
 
 
 def _qspmm_pointwise(
@@ -61,10 +64,11 @@ def _qspmm_pointwise(
     inputs: Sequence[Tensor],
     seed: Tensor | None,
     program: str,
+    size: Sequence[int] | None = None,
 ) -> list[Tensor]:
     _refuse_int8("qspmm_pointwise", program)
     product, _ = ops.qspmm(g, op, u, u_scale, e, e_scale, dtype)
-    return ops.pointwise([product, *inputs], seed, program, product.shape)
+    return _run(product, inputs, seed, program, size)
 
 
 def _spmm_pointwise(
@@ -75,10 +79,18 @@ def _spmm_pointwise(
     inputs: Sequence[Tensor],
     seed: Tensor | None,
     program: str,
+    size: Sequence[int] | None = None,
 ) -> list[Tensor]:
     _refuse_int8("spmm_pointwise", program)
     product = ops.spmm(g, op, u, e)
-    return ops.pointwise([product, *inputs], seed, program, product.shape)
+    return _run(product, inputs, seed, program, size)
+
+
+def _run(
+    product: Tensor, inputs: Sequence[Tensor], seed: Tensor | None, program: str, size: Sequence[int] | None
+) -> list[Tensor]:
+    x = product if size is None else product.reshape(size)
+    return ops.pointwise([x, *inputs], seed, program, x.shape)
 
 
 def _refuse_int8(name: str, program: str) -> None:
@@ -91,24 +103,28 @@ def _refuse_int8(name: str, program: str) -> None:
 
 define(
     "qgemm_pointwise(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, bool trans_b, ScalarType dtype, "
-    "Tensor[] inputs, Tensor? seed, str program) -> Tensor[]",
+    "Tensor[] inputs, Tensor? seed, str program, "
+    "int[]? size=None) -> Tensor[]",
     kernel=_qgemm_pointwise,
     fake=_qgemm_pointwise,
 )
 define(
     "quantize_qgemm_pointwise(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic, Tensor b, "
-    "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program) -> Tensor[]",
+    "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program, "
+    "int[]? size=None) -> Tensor[]",
     kernel=_quantize_qgemm_pointwise,
     fake=_quantize_qgemm_pointwise,
 )
 define(
     "qspmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? u_scale, Tensor? e, Tensor? e_scale, ScalarType dtype, "
-    "Tensor[] inputs, Tensor? seed, str program) -> Tensor[]",
+    "Tensor[] inputs, Tensor? seed, str program, "
+    "int[]? size=None) -> Tensor[]",
     kernel=_qspmm_pointwise,
     fake=_qspmm_pointwise,
 )
 define(
-    "spmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? e, Tensor[] inputs, Tensor? seed, str program) -> Tensor[]",
+    "spmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? e, Tensor[] inputs, Tensor? seed, str program, "
+    "int[]? size=None) -> Tensor[]",
     kernel=_spmm_pointwise,
     fake=_spmm_pointwise,
 )
