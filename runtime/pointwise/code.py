@@ -20,6 +20,8 @@ Shape = tuple[int, ...]
 
 INPUT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3, torch.uint8: 4}
 """Codes of input types; uint8 is a mask of 1 bit an element."""
+COMPUTED = len(INPUT_DTYPES)
+"""Code of an input that the kernel computes tile by tile, as float32."""
 
 _FORM_CODES = {form: code for code, form in enumerate(DTYPES)}
 _OPCODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
@@ -54,26 +56,34 @@ class Code(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def code_for(text: str, inputs: tuple[tuple[torch.dtype, Shape], ...], size: Shape | None) -> Code:
+def code_for(
+    text: str, inputs: tuple[tuple[torch.dtype, Shape], ...], size: Shape | None, computed: bool = False
+) -> Code:
     """Translate a program.
 
     Args:
         text: the program.
         inputs: type and shape of each input.
         size: of the iteration; ``None``: that to which the inputs broadcast, packed masks aside.
+        computed: the kernel computes input 0, which has the size of the iteration; ``inputs`` are those after it.
 
     Raises:
         KernelError: naming the input that does not fit.
     """
     program = parse(text)
+    if computed and size is not None:
+        inputs = ((torch.float32, size), *inputs)
     shapes = [None if dtype is torch.uint8 else shape for dtype, shape in inputs]
     size = iteration_size(shapes) if size is None else size
     check_inputs(program, [dtype for dtype, _ in inputs], [shape for _, shape in inputs], size)
     dims, strides = _layout(program, shapes, size)
     slots, constants, temporaries = _slots(program, len(inputs))
     numbers = [*dims, len(inputs), len(constants), temporaries, len(program.instructions), len(program.outputs)]
-    for (dtype, _), stride in zip(inputs, strides, strict=True):
-        numbers += [INPUT_DTYPES[dtype], *stride]
+    types = [INPUT_DTYPES[dtype] for dtype, _ in inputs]
+    if computed:
+        types[0] = COMPUTED
+    for code, stride in zip(types, strides, strict=True):
+        numbers += [code, *stride]
     numbers += [_bits(number) for number in constants]
     for at, instruction in enumerate(program.instructions):
         operands = [slots[at][operand] for operand in instruction.operands]

@@ -70,8 +70,7 @@ inline void keep(const Instruction& i, const Tile& tile, const int64_t* seed) {
     }
 }
 
-// False for an instruction that there is not.
-inline bool execute(const Instruction& i, const Tile& tile, const int64_t* seed) {
+inline void execute(const Instruction& i, const Tile& tile, const int64_t* seed) {
     const float p = float_of(static_cast<uint32_t>(i.parameters[0]));
     const float q = float_of(static_cast<uint32_t>(i.parameters[1]));
     const float r = float_of(static_cast<uint32_t>(i.parameters[2]));
@@ -226,10 +225,7 @@ inline bool execute(const Instruction& i, const Tile& tile, const int64_t* seed)
         case Op::drop:
             drop(i, tile, p);
             break;
-        default:
-            return false;
     }
-    return true;
 }
 
 }  // namespace gqc::GQC_ISA

@@ -73,27 +73,34 @@ struct Loader {
     int64_t capacity;                // of a slot
     int64_t phase = -1, filled = 0;  // where in a row the last tile started, and its length
 
-    // Points the slots of all inputs to their elements of the tile.
-    void load(const Tile& tile) {
+    // Points the slots of the inputs i for which is_needed(i) to their elements of the tile; `computed` are those of
+    // a computed one.
+    template <typename IsNeeded>
+    void load(const Tile& tile, float* computed, const IsNeeded& is_needed) {
         const bool again = tile.first % plan.row() == phase && tile.count <= filled;
         phase = tile.first % plan.row();
         filled = tile.count;
+        const void* const* next = inputs;
         for (int64_t i = 0; i < plan.inputs; ++i) {
             const Input& input = plan.input[i];
             float* const buffer = buffers + i * capacity;
-            // No input is written, but the slots of others are.
-            float* const direct = const_cast<float*>(static_cast<const float*>(inputs[i])) + tile.first;
+            if (input.type == Type::computed) {
+                tile.slots[i] = computed;
+                continue;
+            }
+            const void* const from_tensor = *next++;
             tile.slots[i] = buffer;
+            if (!is_needed(i)) continue;
             if (input.type == Type::bits) {
-                load_bits(static_cast<const uint8_t*>(inputs[i]), tile.first, tile.count, buffer);
+                load_bits(static_cast<const uint8_t*>(from_tensor), tile.first, tile.count, buffer);
             } else if (is_whole(input)) {
-                if (input.type == Type::float32 && tile.count % kWide == 0)
-                    tile.slots[i] = direct;
+                if (input.type == Type::float32 && tile.first + tile.padded() <= plan.size())  // no input is written
+                    tile.slots[i] = const_cast<float*>(static_cast<const float*>(from_tensor)) + tile.first;
                 else
-                    with_type(inputs[i], input.type,
+                    with_type(from_tensor, input.type,
                               [&](auto* from) { load_run(from + tile.first, tile.count, buffer); });
             } else if (!again || input.strides[0]) {
-                with_type(inputs[i], input.type, [&](auto* from) {
+                with_type(from_tensor, input.type, [&](auto* from) {
                     load_broadcast(from, plan.axes, input.strides, tile.first, tile.count, buffer);
                 });
             }

@@ -56,8 +56,12 @@ enum class Op : int64_t {
     keep,
     drop,
 };
+inline bool is_known(Op op) {
+    return op >= Op::add && op <= Op::drop;
+}
 
-enum class Type : int64_t { float32, bfloat16, float16, boolean, bits };  // INPUT_DTYPES
+// INPUT_DTYPES and COMPUTED of runtime/pointwise/code.py. A computed input, which only input 0 can be, has no tensor.
+enum class Type : int64_t { float32, bfloat16, float16, boolean, bits, computed };
 
 enum class Form : int64_t { float32, bfloat16, float16, boolean, bits, absmax, int8 };  // DTYPES
 
@@ -116,10 +120,10 @@ struct Plan {
             if (result[i].form == form) return true;
         return false;
     }
-    bool has(Sum sum) const {
-        for (int64_t i = 0; i < results; ++i)
-            if (result[i].sum == sum) return true;
-        return false;
+    int64_t count(Sum sum) const {
+        int64_t count = 0;
+        for (int64_t i = 0; i < results; ++i) count += result[i].sum == sum;
+        return count;
     }
 };
 

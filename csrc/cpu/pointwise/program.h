@@ -1,0 +1,203 @@
+// A program that is interpreted tile by tile: the values of a tile stay in the cache between instructions, and what it
+// costs to look at an instruction is shared by a thousand elements. A kernel that computes a matrix can hand over each
+// tile of it as the program's input 0 (Type::computed), so that the matrix itself is never written.
+//
+//     Program program(numbers, inputs, outputs, seed, most, chunks);
+//     if (const Error error = program.error()) return error;
+//     for (int look = program.looks_twice() ? 0 : 1; look < 2; ++look) {
+//         each thread: Program::Worker worker(program, look == 0); worker.ok()
+//             for its tiles: fill worker.computed(); worker.run(first, count, chunk);
+//             worker.merge();
+//         if (look == 0) program.begin_second_look();
+//     }
+//     program.finish();
+#pragma once
+
+#include <new>
+
+#include "common/buffer.h"
+#include "cpu/pointwise/target.h"
+
+namespace gqc::GQC_ISA {
+
+constexpr int64_t kTileElements = 1024;
+constexpr int64_t kLongestTile = 8 * 512;  // 8 rows of the longest last axis that is summed
+
+// Elements that are interpreted together, a multiple of 8: no two tiles share a byte of a mask or a block of random
+// bits. Tiles are whole rows, and whole cache lines of int8 results, where rows are short.
+inline int64_t tile_elements(const Plan& plan) {
+    const auto whole_bytes = [](int64_t length) {
+        int64_t multiple = length;
+        while (multiple % 8) multiple *= 2;
+        return multiple;
+    };
+    const int64_t rows = whole_bytes(plan.row()), runs = whole_bytes(plan.axes[2]);
+    int64_t tile = rows <= kTileElements ? rows : runs <= kLongestTile ? runs : 8;
+    while (tile % 64 && 2 * tile <= kTileElements) tile *= 2;
+    return tile < kTileElements ? kTileElements / tile * tile : tile;
+}
+
+class Program {
+  public:
+    // numbers: see plan.h. inputs: addresses of tensors, a computed one left out; outputs: likewise, that of an int8
+    // output's scale after it. seed: two int64, or null where nothing draws random numbers. most: elements of a tile
+    // that a caller computes, 0 if it computes none. chunks: how many parts of the iteration have sums of their own
+    // over the first axis; these are added up in order, so they must not depend on the number of threads.
+    Program(const int64_t* numbers, const void* const* inputs, void* const* outputs, const int64_t* seed, int64_t most,
+            int64_t chunks)
+        : plan_(numbers),
+          inputs_(inputs),
+          seed_(seed),
+          most_(padded(most)),
+          tile_(tile_elements(plan_)),
+          chunks_(chunks),
+          largest_(plan_.results),
+          needed_(plan_.inputs + plan_.instructions),
+          sums_(plan_.count(Sum::first_axis) * chunks * plan_.row()),
+          targets_(plan_.results * static_cast<int64_t>(sizeof(Target))),
+          roundings_(plan_.results * static_cast<int64_t>(sizeof(Rounding))) {
+        if (error()) return;
+        largest_.clear();
+        sums_.clear();
+        double* sums = sums_.get();
+        for (int64_t i = 0, at = 0; i < plan_.results; ++i) {
+            const Result& result = plan_.result[i];
+            void* const to = outputs[at++];
+            float* const scale = result.form == Form::int8 ? static_cast<float*>(outputs[at++]) : nullptr;
+            new (target(i)) Target{result, to, scale, sums, rounding(i)};
+            if (result.sum == Sum::first_axis) sums += chunks * plan_.row();
+        }
+        find_needed();
+    }
+
+    Error error() const {
+        for (int64_t i = 0; i < plan_.instructions; ++i)
+            if (!is_known(plan_.instruction[i].op)) return "the program has an unknown instruction";
+        const bool ok = largest_.ok() && needed_.ok() && sums_.ok() && targets_.ok() && roundings_.ok();
+        return ok ? nullptr : kOutOfMemory;
+    }
+
+    // Whether all tiles are computed twice: the scale of an int8 result must be known before its elements are.
+    bool looks_twice() const { return plan_.has(Form::int8); }
+
+    // Writes the scales.
+    void begin_second_look() {
+        for (int64_t i = 0; i < plan_.results; ++i) {
+            const Result& result = plan_.result[i];
+            const int64_t* p = result.parameters;
+            if (result.form == Form::int8)
+                new (rounding(i)) Rounding(seed_, p[0], p[1], p[2], float_of(largest_[i]), target(i)->scale);
+        }
+    }
+
+    // Writes what only the last tile makes known.
+    void finish() const {
+        for (int64_t i = 0; i < plan_.results; ++i) target(i)->finish(plan_, chunks_, largest_[i]);
+    }
+
+    // What a thread works with in one look.
+    class Worker {
+      public:
+        Worker(const Program& program, bool first_look)
+            : program_(program),
+              first_look_(first_look),
+              buffers_((program.plan_.slots() + 1) * padded(program.tile_)),
+              computed_(program.most_),
+              slots_(program.plan_.slots()),
+              largest_(program.plan_.results),
+              loader_{program.plan_, program.inputs_, buffers_.get(), padded(program.tile_)} {
+            if (!ok()) return;
+            buffers_.clear();
+            computed_.clear();
+            largest_.clear();
+            const Plan& plan = program.plan_;
+            const int64_t capacity = padded(program.tile_);
+            for (int64_t i = plan.inputs; i < plan.slots(); ++i) slots_[i] = buffers_.get() + i * capacity;
+            for (int64_t i = 0; i < plan.constants; ++i) {
+                const float value = float_of(static_cast<uint32_t>(plan.constant[i]));
+                for (int64_t j = 0; j < capacity; ++j) slots_[plan.inputs + i][j] = value;
+            }
+        }
+
+        bool ok() const { return buffers_.ok() && computed_.ok() && slots_.ok() && largest_.ok(); }
+
+        // Where the caller puts the elements of input 0 before it calls run().
+        float* computed() const { return computed_.get(); }
+
+        // Elements first .. first + count of the iteration; first is a multiple of 8 and the start of a row where the
+        // program repeats or sums one.
+        void run(int64_t first, int64_t count, int64_t chunk) {
+            for (int64_t at = 0; at < count; at += program_.tile_) {
+                const int64_t left = count - at;
+                run_tile({first + at, left < program_.tile_ ? left : program_.tile_, slots_.get()}, at, chunk);
+            }
+        }
+
+        // Call it once, when the thread has no more tiles.
+        void merge() const {
+#pragma omp critical
+            for (int64_t i = 0; i < program_.plan_.results; ++i)
+                if (largest_[i] > program_.largest_[i]) program_.largest_[i] = largest_[i];
+        }
+
+      private:
+        void run_tile(const Tile& tile, int64_t at, int64_t chunk) {
+            const Plan& plan = program_.plan_;
+            const uint8_t* const needed = program_.needed_.get();
+            loader_.load(tile, computed_.get() + at, [&](int64_t i) { return !first_look_ || needed[i]; });
+            for (int64_t i = 0; i < plan.instructions; ++i)
+                if (!first_look_ || needed[plan.inputs + i]) execute(plan.instruction[i], tile, program_.seed_);
+            float* const scratch = buffers_.get() + plan.slots() * padded(program_.tile_);
+            for (int64_t i = 0; i < plan.results; ++i) {
+                if (!first_look_)
+                    program_.target(i)->write(plan, tile, chunk, scratch, &largest_[i]);
+                else if (plan.result[i].form == Form::int8)
+                    largest_[i] = raise(tile.slots[plan.result[i].slot], tile.count, largest_[i]);
+            }
+        }
+
+        const Program& program_;
+        const bool first_look_;
+        const Buffer<float> buffers_, computed_;
+        const Buffer<float*> slots_;
+        const Buffer<uint32_t> largest_;  // as that of the program
+        Loader loader_;
+    };
+
+  private:
+    static int64_t padded(int64_t elements) { return (elements + kWide - 1) / kWide * kWide; }
+    Target* target(int64_t i) const { return reinterpret_cast<Target*>(targets_.get()) + i; }
+    Rounding* rounding(int64_t i) const { return reinterpret_cast<Rounding*>(roundings_.get()) + i; }
+
+    // Which inputs and instructions int8 results are computed from: the first look leaves out the others.
+    void find_needed() const {
+        needed_.clear();
+        const Buffer<uint8_t> live(plan_.slots());
+        if (!live.ok()) {
+            std::memset(needed_.get(), 1, static_cast<size_t>(plan_.inputs + plan_.instructions));
+            return;
+        }
+        live.clear();
+        for (int64_t i = 0; i < plan_.results; ++i)
+            if (plan_.result[i].form == Form::int8) live[plan_.result[i].slot] = 1;
+        for (int64_t i = plan_.instructions - 1; i >= 0; --i) {
+            const Instruction& instruction = plan_.instruction[i];
+            if (!live[instruction.result]) continue;
+            needed_[plan_.inputs + i] = 1;
+            live[instruction.result] = 0;
+            for (const int64_t operand : instruction.operands) live[operand] = 1;
+        }
+        std::memcpy(needed_.get(), live.get(), static_cast<size_t>(plan_.inputs));
+    }
+
+    const Plan plan_;
+    const void* const* const inputs_;
+    const int64_t* const seed_;
+    const int64_t most_, tile_, chunks_;
+    const Buffer<uint32_t> largest_;  // bits of the largest magnitude of each result
+    const Buffer<uint8_t> needed_;
+    const Buffer<double> sums_;
+    const Buffer<char> targets_, roundings_;
+};
+
+}  // namespace gqc::GQC_ISA

@@ -1,0 +1,58 @@
+// Where a result of a program goes, tile by tile.
+#pragma once
+
+#include "cpu/pointwise/store.h"
+#include "cpu/rounding.h"
+
+namespace gqc::GQC_ISA {
+
+struct Target {
+    const Result& result;
+    void* to;
+    float* scale;              // of an int8 result
+    double* sums;              // of a sum over the first axis: a row for each chunk
+    const Rounding* rounding;  // of an int8 result, once its largest magnitude is known
+
+    // scratch: for a row of the iteration; largest: of this result, as bits.
+    void write(const Plan& plan, const Tile& tile, int64_t chunk, float* scratch, uint32_t* largest) const {
+        const float* values = tile.slots[result.slot];
+        const int64_t first = tile.first, count = tile.count;
+        if (result.sum == Sum::first_axis)
+            return add_columns(values, first, count, plan.row(), scratch, sums + chunk * plan.row());
+        if (result.sum == Sum::last_axis) {
+            const int64_t width = plan.axes[2];
+            return with_form(to, result.form, [&](auto* out) {
+                for (int64_t at = 0; at < count; at += width)
+                    store(out + (first + at) / width, sum_of_row(values + at, width));
+            });
+        }
+        switch (result.form) {
+            case Form::boolean:
+                return store_bool(values, count, static_cast<uint8_t*>(to) + first);
+            case Form::bits:
+                return store_bits(values, first, count, static_cast<uint8_t*>(to));
+            case Form::absmax:
+                *largest = raise(values, count, *largest);
+                return;
+            case Form::int8:
+                return rounding->apply(values, first, count, static_cast<int8_t*>(to) + first);
+            default:
+                with_form(to, result.form, [&](auto* out) { store_run(values, count, out + first); });
+        }
+    }
+
+    // Adds up the chunks, in order.
+    void finish(const Plan& plan, int64_t chunks, uint32_t largest) const {
+        if (result.form == Form::absmax) *static_cast<float*>(to) = float_of(largest);
+        if (result.sum != Sum::first_axis) return;
+        with_form(to, result.form, [&](auto* out) {
+            for (int64_t c = 0; c < plan.row(); ++c) {
+                double sum = 0;
+                for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += sums[chunk * plan.row() + c];
+                store(out + c, static_cast<float>(sum));
+            }
+        });
+    }
+};
+
+}  // namespace gqc::GQC_ISA
