@@ -60,9 +60,9 @@ def _gemm_int8(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _spmm(
-    g: list[Tensor], op: str, u: Values | None, _: Any, e: Values | None, __: Any, dtype: torch.dtype
+    g: list[Tensor], op: str, u: Values | None, _: Any, e: Values | None, __: Any, dtype: torch.dtype, *rows: Any
 ) -> tuple[Tensor, Tensor]:
-    return _with_absmax(ops.spmm(g, op, u, e), dtype)
+    return _with_absmax(ops.spmm(g, op, u, e, *rows), dtype)
 
 
 def _spmm_cmp(g: list[Tensor], reduce: str, u: Values, _: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -152,9 +152,9 @@ def _matrix(x: Values) -> Values:
 
 
 def _spmm_int4(
-    g: list[Tensor], op: str, u: Values, _: Any, features: list[int], e: Tensor | None, dtype: torch.dtype
+    g: list[Tensor], op: str, u: Values, _: Any, features: list[int], e: Tensor | None, dtype: torch.dtype, *rows: Any
 ) -> tuple[Tensor, Tensor]:
-    return _spmm(g, op, _unpack(u, features), None, e, None, dtype)
+    return _spmm(g, op, _unpack(u, features), None, e, None, dtype, *rows)
 
 
 def _sddmm_int4(

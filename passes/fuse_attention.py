@@ -163,7 +163,8 @@ def _forward(softmax: fx.Node) -> _Forward:
     _need(len(backward_totals) <= 1, f"{_count(backward_totals, 'sum')} of features with its weights in the backward")
     for total, along in ((totals[0], relation), *((n, reverse(relation)) for n in backward_totals)):
         given = by_name(total)
-        fits = given["op"] == "mul" and given["e"] is weights and given.get("e_scale") is None
+        plain = given.get("e_scale") is None and given["rows"] is None
+        fits = plain and given["op"] == "mul" and given["e"] is weights
         _need(fits and given["g"] == along, f"{total.name} is no sum of weighted features along the same edges")
         shape = given["u"].meta["val"].shape
         _need(len(shape) == 3 and _is(shape[1], logits.meta["val"].shape[1]), _shape_of(given["u"]))

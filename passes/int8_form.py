@@ -120,13 +120,13 @@ def _spmm_operands(node: fx.Node) -> list[fx.Node]:
 
 def _spmm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
     # Edge weights stay float: one int8 scale over all attention weights rounds those of a hub's edges to nothing.
-    relation, op, nodes, edges = node.args
-    return (relation, op, *quantized(nodes), edges, None, _dtype(node))  # type: ignore[arg-type]
+    relation, op, nodes, edges, *rows = node.args
+    return (relation, op, *quantized(nodes), edges, None, _dtype(node), *rows)  # type: ignore[arg-type]
 
 
 def _spmm_int4_arguments(node: fx.Node, packed: Packed) -> Arguments:
-    relation, op, nodes, edges = node.args
-    return (relation, op, *packed(nodes), edges, _dtype(node))  # type: ignore[arg-type]
+    relation, op, nodes, edges, *rows = node.args
+    return (relation, op, *packed(nodes), edges, _dtype(node), *rows)  # type: ignore[arg-type]
 
 
 def _refuse_spmm_cmp(node: fx.Node) -> str | None:

@@ -27,8 +27,8 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 # or entries that some get: a GPU's grid is planned with it.
 SIGNATURES = {
     # graph
-    "spmm": "iiiippppppp",
-    "qspmm": "iiiipppppppippp",
+    "spmm": "iiiipppppppiip",
+    "qspmm": "iiiipppppppippiipp",
     "spmm_cmp": "iiiipppppipp",
     "spmm_cmp_bwd": "iiippppip",
     "spmm_cmp_bwd_src": "iiipppip",

@@ -4,15 +4,15 @@
 
 template <typename Load, typename Add, WeightKind kKind>
 __device__ __forceinline__ void sum_neighbours(const Shares& shares, int64_t count, const Neighbours& neighbours,
-                                               const void* x, const float* x_scale, const void* w, const float* w_scale,
-                                               int64_t w_kind, int64_t w_width, int64_t run_length,
-                                               const int64_t* w_offsets, int64_t width, int64_t lanes, int64_t chunks,
-                                               typename Add::Sum* pieces, int* cut_rows, float* out, float* absmax) {
+                                               const void* x, const void* w, int64_t w_kind, int64_t w_width,
+                                               int64_t run_length, const int64_t* w_offsets, int64_t width,
+                                               int64_t lanes, int64_t chunks, typename Add::Sum* pieces, int* cut_rows,
+                                               const Output& output, float* absmax) {
     GQC_SHARED(uint32_t, scratch, kWarp);
     const int first = static_cast<int>(blockIdx.y * chunks), all = static_cast<int>(width / Load::kValues);
-    NeighbourSum<Load, Add, kKind> sum(
-        neighbours, x, w, static_cast<int>(w_kind), w_width, run_length, w_offsets, width, static_cast<int>(lanes),
-        first, min(first + static_cast<int>(chunks), all), pieces, Output(out, x_scale, w_scale));
+    NeighbourSum<Load, Add, kKind> sum(neighbours, x, w, static_cast<int>(w_kind), w_width, run_length, w_offsets,
+                                       width, static_cast<int>(lanes), first,
+                                       min(first + static_cast<int>(chunks), all), pieces, output);
     sum_share(shares, count, sum, cut_rows);
     if (absmax) raise_absmax(absmax, sum.output.seen, scratch);
 }
@@ -23,6 +23,7 @@ __device__ __forceinline__ void sum_neighbours(const Shares& shares, int64_t cou
 //     w          weights, w_kind says of which type: run r of run_length features is multiplied with
 //                w[w_rows[p] * w_width + w_offsets[r]]; without w_offsets it is element 0 of the row
 //     x_scale, w_scale, absmax    or null; absmax is raised to the largest magnitude in out
+//     factors, divide, dtype      see Output; factors are one a row, or null
 //     resident   blocks on a multiprocessor, for which the compiler saves registers
 //     pieces     [2 * count * width] of the type of the sums, cut_rows [count]: for join_sums
 #define GQC_SPMM(name, Load, Add, kind, resident)                                                                      \
@@ -30,12 +31,13 @@ __device__ __forceinline__ void sum_neighbours(const Shares& shares, int64_t cou
     name(const void* indptr, int64_t is_int64, int64_t rows, int64_t entries, int64_t cost, int64_t count,             \
          const void* x, const void* x_rows, const float* x_scale, const void* w, const void* w_rows,                   \
          const float* w_scale, int64_t w_kind, int64_t w_width, int64_t run_length, const int64_t* w_offsets,          \
-         int64_t width, int64_t lanes, int64_t chunks, void* pieces, int* cut_rows, float* out, float* absmax) {       \
+         int64_t width, int64_t lanes, int64_t chunks, void* pieces, int* cut_rows, const float* factors,              \
+         int64_t divide, int64_t dtype, void* out, float* absmax) {                                                    \
         sum_neighbours<Load, Add<Load>, kind>({indptr, is_int64, rows, entries, cost}, count,                          \
                                               {x_rows, w_rows, static_cast<int>(is_int64), static_cast<int>(entries)}, \
-                                              x, x_scale, w, w_scale, w_kind, w_width, run_length, w_offsets, width,   \
-                                              lanes, chunks, static_cast<Add<Load>::Sum*>(pieces), cut_rows, out,      \
-                                              absmax);                                                                 \
+                                              x, w, w_kind, w_width, run_length, w_offsets, width, lanes, chunks,      \
+                                              static_cast<Add<Load>::Sum*>(pieces), cut_rows,                          \
+                                              Output(out, dtype, factors, divide, x_scale, w_scale), absmax);          \
     }                                                                                                                  \
     GQC_EXPORT(name)
 
@@ -61,7 +63,7 @@ struct JoinSums {
     }
     __device__ __forceinline__ void add(Piece& sum, Piece piece) const { sum += piece; }
     __device__ __forceinline__ void finish(int row, int feature, Piece sum) {
-        output.out[row * width + feature] = output.value(static_cast<float>(sum));
+        output.put(row * width + feature, output.value(static_cast<float>(sum), output.factor(row)));
     }
 };
 
@@ -70,10 +72,10 @@ struct JoinSums {
     GQC_GLOBAL(kJoinThreads)                                                                                \
     name(const void* indptr, int64_t is_int64, int64_t rows, int64_t entries, int64_t cost, int64_t count,  \
          const float* x_scale, const float* w_scale, int64_t width, const Sum* pieces, const int* cut_rows, \
-         float* out, float* absmax) {                                                                       \
+         const float* factors, int64_t divide, int64_t dtype, void* out, float* absmax) {                   \
         GQC_SHARED(Total, sums, kJoinThreads);                                                              \
         GQC_SHARED(uint32_t, scratch, kWarp);                                                               \
-        JoinSums<Sum, Total> join{pieces, width, Output(out, x_scale, w_scale)};                            \
+        JoinSums<Sum, Total> join{pieces, width, Output(out, dtype, factors, divide, x_scale, w_scale)};    \
         join_cut_rows(Shares(indptr, is_int64, rows, entries, cost), count, cut_rows, width, join, sums);   \
         if (absmax) raise_absmax(absmax, join.output.seen, scratch);                                        \
     }                                                                                                       \

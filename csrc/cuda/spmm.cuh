@@ -7,6 +7,7 @@
 
 #include "cuda/absmax.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/vector.cuh"
 
 constexpr int kBatch = 4;  // neighbours that a group of lanes reads at a time
 
@@ -140,19 +141,41 @@ struct FloatSum {
     }
 };
 
-// What becomes of a sum: multiplied by the product of the scales, as the CPU does it, it is an element of the output.
+// What becomes of a sum: multiplied by the product of the scales, as the CPU does it, and rounded to the dtype of the
+// output. Where there are factors, row v is then multiplied with factors[v], or divided by it, and rounded again.
 struct Output {
-    float* out;
+    void* out;
+    int64_t dtype;
+    const float* factors;
+    int64_t divide;
     float scale;
     uint32_t seen = 0;
 
-    __device__ __forceinline__ Output(float* out, const float* x_scale, const float* w_scale)
-        : out(out), scale(__fmul_rn(x_scale ? *x_scale : 1.0f, w_scale ? *w_scale : 1.0f)) {}
+    __device__ __forceinline__ Output(void* out, int64_t dtype, const float* factors, int64_t divide,
+                                      const float* x_scale, const float* w_scale)
+        : out(out),
+          dtype(dtype),
+          factors(factors),
+          divide(divide),
+          scale(__fmul_rn(x_scale ? *x_scale : 1.0f, w_scale ? *w_scale : 1.0f)) {}
 
-    __device__ __forceinline__ float value(float sum) {
-        const float scaled = __fmul_rn(sum, scale);
-        seen = larger(seen, magnitude(scaled));
-        return scaled;
+    __device__ __forceinline__ float factor(int row) const { return factors ? factors[row] : 1.0f; }
+
+    __device__ __forceinline__ float value(float sum, float factor) {
+        float y = rounded(dtype, __fmul_rn(sum, scale));
+        if (factors) y = rounded(dtype, divide ? y / factor : __fmul_rn(y, factor));
+        seen = larger(seen, magnitude(y));
+        return y;
+    }
+
+    __device__ __forceinline__ void put(int64_t at, float value) const {
+        if (dtype == Dtype::kFloat32) {
+            static_cast<float*>(out)[at] = value;
+        } else if (dtype == Dtype::kBfloat16) {
+            static_cast<bfloat16*>(out)[at] = from_float<bfloat16>(value);
+        } else {
+            static_cast<float16*>(out)[at] = from_float<float16>(value);
+        }
     }
 };
 
@@ -172,6 +195,26 @@ __device__ __forceinline__ void put_values(T* to, const T (&value)[V], int count
     }
     if (count < 4) to[0] = value[0];
     if (count == 2) to[1] = value[1];
+}
+
+// Likewise, to halves.
+template <typename T, int V>
+__device__ __forceinline__ void put_halves(T* to, const float (&value)[V], int count) {
+    if constexpr (V >= kEight) {
+#pragma unroll
+        for (int i = 0; i < V; i += kEight) {
+            const float* const v = value + i;
+            if (i + kEight <= count) {
+                global_store(to + i, make_uint4(pair_from_floats<T>(v[0], v[1]), pair_from_floats<T>(v[2], v[3]),
+                                                pair_from_floats<T>(v[4], v[5]), pair_from_floats<T>(v[6], v[7])));
+            }
+        }
+    }
+    if (count == 4) {
+        global_store(to, make_uint2(pair_from_floats<T>(value[0], value[1]), pair_from_floats<T>(value[2], value[3])));
+    }
+    if (count == 2) global_store(to, pair_from_floats<T>(value[0], value[1]));
+    if (count == 1) to[0] = from_float<T>(value[0]);
 }
 
 // An entry's row of the first operand, and where its weight stands, if it has one.
@@ -249,12 +292,20 @@ class NeighbourSum {
 
     __device__ __forceinline__ void finish(int row) {
         if (!writes_) return;
+        const float factor = output.factor(row);
         float value[V];
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-            if (i < count_) value[i] = output.value(static_cast<float>(sum_[i]));
+            if (i < count_) value[i] = output.value(static_cast<float>(sum_[i]), factor);
         }
-        put_values(output.out + static_cast<int64_t>(row) * width_ + feature_ + added_, value, count_);
+        const int64_t at = static_cast<int64_t>(row) * width_ + feature_ + added_;
+        if (output.dtype == Dtype::kFloat32) {
+            put_values(static_cast<float*>(output.out) + at, value, count_);
+        } else if (output.dtype == Dtype::kBfloat16) {
+            put_halves(static_cast<bfloat16*>(output.out) + at, value, count_);
+        } else {
+            put_halves(static_cast<float16*>(output.out) + at, value, count_);
+        }
     }
 
     __device__ __forceinline__ void keep(int slot) const {

@@ -103,8 +103,9 @@ class ElementSum {
     }
 
     __device__ __forceinline__ void finish(int row) {
+        const float factor = output.factor(row);
         for_features([&](int64_t feature, Sum sum) {
-            output.out[row * static_cast<int64_t>(width_) + feature] = output.value(static_cast<float>(sum));
+            output.put(row * static_cast<int64_t>(width_) + feature, output.value(static_cast<float>(sum), factor));
         });
     }
 
@@ -158,7 +159,8 @@ class ElementSum {
          int64_t operation, const void* lhs, const void* lhs_rows, const float* lhs_scale, int64_t lhs_type,          \
          int64_t lhs_width, const void* rhs, const void* rhs_rows, const float* rhs_scale, int64_t rhs_type,          \
          int64_t rhs_width, int64_t runs, int64_t length, const int64_t* offsets, int64_t lhs_step, int64_t rhs_step, \
-         int64_t lanes, Sum* pieces, int* cut_rows, float* out, float* absmax) {                                      \
+         int64_t lanes, Sum* pieces, int* cut_rows, const float* factors, int64_t divide, int64_t dtype, void* out,   \
+         float* absmax) {                                                                                             \
         GQC_SHARED(uint32_t, scratch, kWarp);                                                                         \
         ElementSum<Sum> sum(static_cast<Operation>(operation),                                                        \
                             {lhs, lhs_rows, static_cast<ElementType>(lhs_type), static_cast<uint32_t>(lhs_width)},    \
@@ -166,7 +168,7 @@ class ElementSum {
                             {length, offsets, offsets + runs, lhs_step, rhs_step}, static_cast<int>(is_int64),        \
                             static_cast<int>(entries), static_cast<int>(runs * length), static_cast<int>(lanes),      \
                             static_cast<int>(kElements * lanes * blockIdx.y), pieces,                                 \
-                            Output(out, lhs_scale, rhs_scale));                                                       \
+                            Output(out, dtype, factors, divide, lhs_scale, rhs_scale));                               \
         sum_share(Shares(indptr, is_int64, rows, entries, cost), count, sum, cut_rows);                               \
         if (absmax) raise_absmax(absmax, sum.output.seen, scratch);                                                   \
     }                                                                                                                 \

@@ -24,14 +24,21 @@ choice = Fastest()
 
 
 def fastest_spmm(
-    g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None, one_kernel: Callable[[], Tensor], clock: Clock
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    e: Tensor | None,
+    one_kernel: Callable[[], Tensor],
+    finish: Callable[[Tensor], Tensor],
+    clock: Clock,
 ) -> Tensor:
     """A float32 SPMM by gqc's kernel or by cuSPARSE, whichever is the faster for graphs of about this size.
 
     Args:
         g: the relation.
-        op, u, e: as ``torch.ops.gqc.spmm`` takes them.
-        one_kernel: computes it with gqc's kernel.
+        op, u, e: as ``torch.ops.gqc.spmm`` takes them, in float32.
+        one_kernel: computes it with gqc's kernel, which also does what ``finish`` does.
+        finish: what becomes of cuSPARSE's float32 sums.
         clock: measures on the device.
 
     Returns:
@@ -44,7 +51,7 @@ def fastest_spmm(
     assert u is not None
 
     def products() -> Tensor:
-        return by_cusparse(g, u, e, heads)
+        return finish(by_cusparse(g, u, e, heads))
 
     sizes = (u.device, g[0].dtype, num_dst(g).bit_length(), num_edges(g).bit_length(), tuple(u.shape[1:]), heads)
     ways = {ONE_KERNEL: one_kernel, CUSPARSE: products}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from gqc.runtime.cuda import rows as rows_of
-from gqc.runtime.cuda.rows import JOIN_SUMS, THREADS, WARP, Matrix
+from gqc.runtime.cuda.rows import JOIN_SUMS, THREADS, WARP, Matrix, Output
 from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch, strided_blocks
 
 _RANDOM_BLOCK = 8  # elements that one draw of the generator gives bits
@@ -203,7 +203,7 @@ def _by_destination(
     kernel = Kernel(f"gat_bwd_dst_{load.suffix}", _BY_DESTINATION)
     grid = (matrix.blocks, shape.tiles)
     launch(target, kernel, grid, THREADS, *matrix, *shared, *edges, *operands, *nodes, sums, *scratch)
-    rows_of.join(target, JOIN_SUMS[False], matrix, width, None, None, width, *scratch, sums, None)
+    rows_of.join(target, JOIN_SUMS[False], matrix, width, None, None, width, *scratch, *Output(sums).arguments)
 
 
 def _by_source(
@@ -227,8 +227,12 @@ def _by_source(
     scratch = (values, el_values, cut_rows)
     launch(target, kernel, grid, THREADS, *matrix, *shared, *edges, *operands, *nodes, *scratch, *results)
     if width:
-        rows_of.join(target, JOIN_SUMS[False], matrix, width, None, None, width, values, cut_rows, d_u, absmax)
-    rows_of.join(target, JOIN_SUMS[False], matrix, el_width, None, None, el_width, el_values, cut_rows, d_el, None)
+        rows_of.join(
+            target, JOIN_SUMS[False], matrix, width, None, None, width, values, cut_rows, *Output(d_u, absmax).arguments
+        )
+    rows_of.join(
+        target, JOIN_SUMS[False], matrix, el_width, None, None, el_width, el_values, cut_rows, *Output(d_el).arguments
+    )
 
 
 def _load(width: int, *features: tuple[Argument, Argument]) -> _Load:

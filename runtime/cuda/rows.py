@@ -21,10 +21,33 @@ _SHARES = 128  # on a multiprocessor, several times as many as it runs at once, 
 _MOST_ENTRIES = 2**31 - 1024  # positions, nodes and edge ids are read as 32 bits
 
 JOIN_SUMS = {
-    True: Kernel("join_sums_int32", "piiiiippipppp"),
-    False: Kernel("join_sums_f32", "piiiiippipppp"),
+    True: Kernel("join_sums_int32", "piiiiippipppiipp"),
+    False: Kernel("join_sums_f32", "piiiiippipppiipp"),
 }
-"""Adds up the pieces of cut rows, by whether these are int32: takes two scales, the width, pieces, rows and outputs."""
+"""Adds up the pieces of cut rows, by whether these are int32: takes two scales, the width, pieces, rows, an output."""
+
+
+class Output(NamedTuple):
+    """Where the sums of rows go: the last arguments of kernels that write them.
+
+    Attributes:
+        out: address of the rows.
+        absmax: address of a number that is raised to the largest magnitude in them, or ``None``.
+        factors: address of one float32 a row by which it is multiplied, or ``None``.
+        divide: whether it is divided instead.
+        dtype: of the elements, a number of :data:`gqc.runtime.kernels.DTYPES`.
+    """
+
+    out: Argument
+    absmax: Argument = None
+    factors: Argument = None
+    divide: bool = False
+    dtype: int = 0
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """As kernels take them."""
+        return self.factors, self.divide, self.dtype, self.out, self.absmax
 
 
 class Matrix(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from gqc.runtime.cuda import rows as rows_of
-from gqc.runtime.cuda.rows import THREADS, WARP, Matrix, Pieces
+from gqc.runtime.cuda.rows import THREADS, WARP, Matrix, Output, Pieces
 from gqc.runtime.cuda.target import Argument, Kernel, Target, blocks_for, launch
 from gqc.runtime.ops.feature_layout import OP_CODES, FeatureLayout
 
@@ -17,8 +17,8 @@ _UNWEIGHTED, _FLOAT_WEIGHT, _INT8_WEIGHT = range(3)
 _COPY, _MUL = OP_CODES["copy_lhs"], OP_CODES["mul"]
 _ELEMENTS = 2  # features of a lane in spmm_elements
 
-_NEIGHBOURS = "piiiiippppppiiipiiipppp"
-_EACH_ELEMENT = "piiiiiipppiipppiiiipiiipppp"
+_NEIGHBOURS = "piiiiippppppiiipiiipppiipp"
+_EACH_ELEMENT = "piiiiiipppiipppiiiipiiipppiipp"
 
 
 class _Vectors(NamedTuple):
@@ -109,11 +109,16 @@ def spmm(
     rhs: Argument,
     rhs_rows: Argument,
     layout: FeatureLayout,
+    factors: Argument,
+    divide: bool,
+    dtype: int,
     out: Argument,
 ) -> None:
     """Sum messages of float32 operands."""
     operands = _Operand(lhs, lhs_rows, None, _FLOAT32), _Operand(rhs, rhs_rows, None, _FLOAT32)
-    _sum(target, op, is_int64, rows, entries, indptr, *operands, _read(layout), out, None)
+    _sum(
+        target, op, is_int64, rows, entries, indptr, *operands, _read(layout), Output(out, None, factors, divide, dtype)
+    )
 
 
 def qspmm(
@@ -131,6 +136,9 @@ def qspmm(
     rhs_scale: Argument,
     packed: bool,
     layout: FeatureLayout,
+    factors: Argument,
+    divide: bool,
+    dtype: int,
     out: Argument,
     absmax: Argument,
 ) -> None:
@@ -140,7 +148,17 @@ def qspmm(
         _Operand(lhs, lhs_rows, lhs_scale, quantized if lhs_scale else _FLOAT32),
         _Operand(rhs, rhs_rows, rhs_scale, quantized if rhs_scale else _FLOAT32),
     )
-    _sum(target, op, is_int64, rows, entries, indptr, *operands, _read(layout), out, absmax)
+    _sum(
+        target,
+        op,
+        is_int64,
+        rows,
+        entries,
+        indptr,
+        *operands,
+        _read(layout),
+        Output(out, absmax, factors, divide, dtype),
+    )
 
 
 def _sum(
@@ -153,8 +171,7 @@ def _sum(
     lhs: _Operand,
     rhs: _Operand,
     layout: _Layout,
-    out: Argument,
-    absmax: Argument,
+    output: Output,
 ) -> None:
     if op == _MUL and layout.steps[0] == 0:
         lhs, rhs, layout = rhs, lhs, layout.swapped()
@@ -162,15 +179,15 @@ def _sum(
     where = (target, is_int64, rows, entries, indptr)
     vectors = _vectors(op, lhs, rhs, layout)
     if vectors:
-        matrix, pieces = _sum_vectors(*where, vectors, op, lhs, rhs, layout, out, absmax)
+        matrix, pieces = _sum_vectors(*where, vectors, op, lhs, rhs, layout, output)
     else:
-        matrix, pieces = _sum_elements(*where, is_exact, op, lhs, rhs, layout, out, absmax)
+        matrix, pieces = _sum_elements(*where, is_exact, op, lhs, rhs, layout, output)
     rows_of.join(
         target,
         rows_of.JOIN_SUMS[is_exact],
         matrix,
         layout.width,
-        *(lhs.scale, rhs.scale, layout.width, *_addresses(pieces), out, absmax),
+        *(lhs.scale, rhs.scale, layout.width, *_addresses(pieces), *output.arguments),
     )
 
 
@@ -197,8 +214,7 @@ def _sum_vectors(
     x: _Operand,
     w: _Operand,
     layout: _Layout,
-    out: Argument,
-    absmax: Argument,
+    output: Output,
 ) -> tuple[Matrix, Pieces]:
     width = layout.width
     chunks = width // vectors.values
@@ -216,7 +232,7 @@ def _sum_vectors(
         *(x.data, x.rows, x.scale, w.data, w.rows, w.scale),
         *(_weight_kind(op, w), layout.widths[1], layout.length, offsets),
         *(width, rows_of.power_of_two(chunks_of_tile), chunks_of_tile),
-        *(*_addresses(pieces), out, absmax),
+        *(*_addresses(pieces), *output.arguments),
     )
     return matrix, pieces
 
@@ -232,8 +248,7 @@ def _sum_elements(
     lhs: _Operand,
     rhs: _Operand,
     layout: _Layout,
-    out: Argument,
-    absmax: Argument,
+    output: Output,
 ) -> tuple[Matrix, Pieces]:
     lanes = rows_of.power_of_two(blocks_for(layout.width, _ELEMENTS))
     tiles = blocks_for(layout.width, _ELEMENTS * lanes)
@@ -249,7 +264,7 @@ def _sum_elements(
         *(op, lhs.data, lhs.rows, lhs.scale, lhs.type, layout.widths[0]),
         *(rhs.data, rhs.rows, rhs.scale, rhs.type, layout.widths[1]),
         *(layout.runs, layout.length, offsets.data_ptr(), *layout.steps, lanes),
-        *(*_addresses(pieces), out, absmax),
+        *(*_addresses(pieces), *output.arguments),
     )
     return matrix, pieces
 

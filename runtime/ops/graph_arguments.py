@@ -132,6 +132,22 @@ def rounded(out: Tensor, absmax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     return (out, absmax) if dtype is torch.float32 else (out.to(dtype), absmax.to(dtype).float())
 
 
+def row_factors(name: str, g: Sequence[Tensor], rows: Tensor | None) -> Tensor | None:
+    """Factors of the destinations' rows as the kernels read them: contiguous.
+
+    Raises:
+        KernelError: for anything but one float32 number a destination.
+    """
+    if rows is None:
+        return None
+    check_rows(name, g, rows, "v")
+    if rows.dtype is not torch.float32 or rows.dim() != 1:
+        raise KernelError(
+            f"gqc.{name}: row factors of shape {list(rows.shape)} and {rows.dtype}: give one float32 number a row"
+        )
+    return rows.contiguous()
+
+
 def float32(x: Tensor) -> Tensor:
     """``x`` as the kernels read it: contiguous float32."""
     if x.dtype is torch.float32 and x.is_contiguous():

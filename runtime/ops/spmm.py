@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gqc.runtime import kernels
 from gqc.runtime.features import out_features, reduce_features
+from gqc.runtime.kernels import dtype_code
 from gqc.runtime.ops.edge_gradient import sum_of_products
 from gqc.runtime.ops.feature_layout import OP_CODES, layout_of
 from gqc.runtime.ops.graph_arguments import (
@@ -19,70 +20,90 @@ from gqc.runtime.ops.graph_arguments import (
     is_int64,
     operands,
     result_dtype,
+    row_factors,
 )
 from gqc.runtime.ops.library import define, differentiate
+from gqc.runtime.reference.spmm import by_rows
 from gqc.runtime.reference.spmm import spmm as reference
 from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst, num_edges, reverse
 
 
-def _spmm(g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None) -> Tensor:
+def _spmm(
+    g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None, rows: Tensor | None = None, divide: bool = False
+) -> Tensor:
     u, e = operands(op, u, e)
     check_operands("spmm", op, g, (u, "u"), (e, "e"))
     check_floats("spmm", u, e)
+    rows = row_factors("spmm", g, rows)
     dtype = result_dtype(u, e)
     if dtype is torch.float64:
-        return reference(g, op, u, e)
+        return reference(g, op, u, e, rows, divide)
     if op == "sub":
         op, e = "add", -e
     u, e = (None if x is None else float32(x) for x in (u, e))
     sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
     lhs, lhs_rows, rhs, rhs_rows = (e, eids, None, None) if u is None else (u, sources, e, eids)
     layout = layout_of(op, lhs, rhs)
-    out = kernels.empty(lhs, (num_dst(g), *layout.features))
+    out = kernels.empty(lhs, (num_dst(g), *layout.features), dtype)
 
     def one_kernel() -> Tensor:
         kernels.run(
             out,
             "spmm",
             *(OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()),
-            *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout, out.data_ptr()),
+            *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout),
+            *(address(rows), divide, dtype_code(dtype), out.data_ptr()),
         )
         return out
 
     if out.numel() and kernels.on_gpu(out):
         from gqc.runtime.cuda.cusparse import fastest_spmm
 
-        out = fastest_spmm(g, op, u, e, one_kernel, kernels.clock(out))
-    elif out.numel():
-        one_kernel()
-    return out if dtype is torch.float32 else out.to(dtype)
+        def finish(total: Tensor) -> Tensor:
+            return total.to(dtype) if rows is None else by_rows(total.to(dtype), rows, divide)
+
+        return fastest_spmm(g, op, u, e, one_kernel, finish, kernels.clock(out))
+    return one_kernel() if out.numel() else out
 
 
-def _fake(g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None) -> Tensor:
+def _fake(
+    g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None, rows: Tensor | None = None, divide: bool = False
+) -> Tensor:
     u, e = operands(op, u, e)
     x = e if u is None else u
     return x.new_empty([num_dst(g), *out_features(op, u, e)], dtype=result_dtype(u, e))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    g, op, u, e = inputs
+    g, op, u, e, rows, divide = inputs
     u, e = operands(op, u, e)
-    ctx.op = op
+    ctx.op, ctx.divide = op, divide
     ctx.u_features, ctx.e_features = (None if x is None else x.shape[1:] for x in (u, e))
-    products = op in ("mul", "div")
-    keep_u = products and e.requires_grad
-    keep_e = op == "div" or (products and u.requires_grad)
-    ctx.save_for_backward(u if keep_u else None, e if keep_e else None, *g)
+    products, sums = op in ("mul", "div"), rows is not None and rows.requires_grad
+    keep_u = sums or (products and e.requires_grad)
+    keep_e = sums or op == "div" or (products and u.requires_grad)
+    ctx.save_for_backward(u if keep_u else None, e if keep_e else None, rows, *g)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    u, e, *g = ctx.saved_tensors
-    d_u = d_e = None
+    u, e, rows, *g = ctx.saved_tensors
+    d_u = d_e = d_rows = None
+    if rows is not None:
+        if ctx.needs_input_grad[4]:
+            d_rows = _row_gradient(torch.ops.gqc.spmm(g, ctx.op, u, e), grad, rows, ctx.divide)
+        grad = by_rows(grad, rows, ctx.divide)
     if ctx.u_features is not None and ctx.needs_input_grad[2]:
         d_u = _source_gradient(g, ctx.op, grad, e, ctx.u_features)
     if ctx.e_features is not None and ctx.needs_input_grad[3]:
         d_e = _edge_gradient(g, ctx.op, grad, u, e, ctx.e_features)
-    return [None] * len(g), None, d_u, d_e
+    gradients = ([None] * len(g), None, d_u, d_e, d_rows, None)
+    return gradients[: len(ctx.needs_input_grad)]  # torch leaves out arguments that have their defaults
+
+
+def _row_gradient(total: Tensor, grad: Tensor, rows: Tensor, divide: bool) -> Tensor:
+    """Of the factors of the rows of ``total``."""
+    d_rows = (total * grad).flatten(1).sum(1) if total.dim() > 1 else total * grad
+    return (-d_rows / (rows * rows) if divide else d_rows).to(rows.dtype)
 
 
 def _source_gradient(g: list[Tensor], op: str, grad: Tensor, e: Tensor | None, features: torch.Size) -> Tensor:
@@ -102,5 +123,9 @@ def _edge_gradient(
     return torch.ops.gqc.sddmm(g, "copy_rhs", None, -grad if op == "sub" else grad, "u", "v")
 
 
-define("spmm(Tensor[] g, str op, Tensor? u, Tensor? e) -> Tensor", kernel=_spmm, fake=_fake)
+define(
+    "spmm(Tensor[] g, str op, Tensor? u, Tensor? e, Tensor? rows=None, bool divide=False) -> Tensor",
+    kernel=_spmm,
+    fake=_fake,
+)
 differentiate("spmm", _backward, _setup_context)

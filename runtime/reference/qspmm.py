@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gqc.runtime.reference.spmm import spmm
+from gqc.runtime.reference.spmm import by_rows, spmm
 from gqc.runtime.reference.spmm_cmp import spmm_cmp
 
 
@@ -19,8 +19,12 @@ def qspmm(
     e: Tensor | None,
     e_scale: Tensor | None,
     dtype: torch.dtype,
+    rows: Tensor | None = None,
+    divide: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """SPMM of ``q * scale``; the scales are taken out of the sum, which is exact when every operand is INT8.
+
+    Row v is then multiplied by ``rows[v]``, float32 ``[Nd]``, or, with ``divide``, divided by it.
 
     Returns:
         out ``[Nd, *F]`` in ``dtype``; the 0-dim float32 absmax of out, NaN if out holds NaN.
@@ -35,6 +39,10 @@ def qspmm(
     out = total.float()
     for scale in combined(u_scale, e_scale):
         out = out * scale
+    if dtype is not torch.float64:
+        out = out.to(dtype)
+    if rows is not None:
+        out = by_rows(out, rows, divide)
     out = out.to(dtype)
     return out, out.float().abs().amax() if out.numel() else torch.zeros(())
 

@@ -135,16 +135,16 @@ def test_the_faster_one_runs(chooser: Fastest) -> None:
         way()
         return 2.0 if len(taken) > before else 1.0
 
-    assert_near(fastest_spmm(g, "mul", u, e, one_kernel, clock), reference(g, "mul", u, e))
+    assert_near(fastest_spmm(g, "mul", u, e, one_kernel, torch.clone, clock), reference(g, "mul", u, e))
     assert list(chooser.choices().values()) == [CUSPARSE]
     taken.clear()
-    fastest_spmm(g, "mul", u, e, one_kernel, clock)
+    fastest_spmm(g, "mul", u, e, one_kernel, torch.clone, clock)
     assert not taken
 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        fastest_spmm(g, "mul", u, e, one_kernel, clock)
+        fastest_spmm(g, "mul", u, e, one_kernel, torch.clone, clock)
     finally:
         torch.use_deterministic_algorithms(before)
     assert taken == [ONE_KERNEL]
@@ -153,7 +153,9 @@ def test_the_faster_one_runs(chooser: Fastest) -> None:
 def test_small_graphs_are_not_measured(chooser: Fastest) -> None:
     g = graph("isolated")
     u = features(g, "u", (4,))
-    fastest_spmm(g, "copy_lhs", u, None, lambda: torch.ops.gqc.spmm(g, "copy_lhs", u, None), lambda way: 1.0)
+    fastest_spmm(
+        g, "copy_lhs", u, None, lambda: torch.ops.gqc.spmm(g, "copy_lhs", u, None), torch.clone, lambda way: 1.0
+    )
     assert chooser.choices() == {}
 
 

@@ -3,6 +3,7 @@
 
 #include "cpu/graph/edge_op.h"
 #include "cpu/graph/features.h"
+#include "cpu/graph/row_output.h"
 #include "cpu/graph/rows.h"
 #include "cpu/graph/vector.h"
 
@@ -17,7 +18,7 @@ class SumRows {
 
   public:
     SumRows(Rows<Index> rows, Operand<A, Index> lhs, Operand<B, Index> rhs, const FeatureLayout& layout, float scale,
-            float* out)
+            const RowOutput& out)
         : rows_(rows), lhs_(lhs), rhs_(rhs), layout_(layout), chunks_(layout), scale_(scale), out_(out) {}
 
     // Tile is the number of vectors that are added up at a time.
@@ -98,8 +99,7 @@ class SumRows {
 
     template <int Lanes>
     void finish(int64_t v, const Chunk& chunk, Vector<float, Lanes> sum, Vector<int32_t, Lanes>& seen) const {
-        sum *= scale_;
-        put(out_ + v * layout_.width() + chunk.out, sum);
+        sum = out_.put_sums<Lanes>(sum * scale_, v, v * layout_.width() + chunk.out);
         seen = larger(seen, magnitudes<Lanes>(sum));
     }
 
@@ -109,7 +109,7 @@ class SumRows {
     const FeatureLayout& layout_;
     const Chunks chunks_;
     const float scale_;
-    float* const out_;
+    const RowOutput out_;
 };
 
 }  // namespace gqc::GQC_ISA

@@ -27,7 +27,7 @@ struct QuantizedSpmm {
     Rows<Index> rows;
     QuantizedOperand<Index> lhs, rhs;
     const FeatureLayout& layout;
-    float* out;
+    RowOutput out;
     int32_t* largest;
 
     QuantizedSpmm swapped(const FeatureLayout& layout) const { return {threads, rows, rhs, lhs, layout, out, largest}; }
@@ -62,7 +62,8 @@ struct QuantizedSpmm {
 // scale, a float operand has null. absmax: largest magnitude in out, NaN if out holds NaN.
 GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
                   const void* lhs, const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
-                  const float* rhs_scale, int64_t /*packed*/, const FeatureLayout* layout, float* out, float* absmax) {
+                  const float* rhs_scale, int64_t /*packed*/, const FeatureLayout* layout, const float* factors,
+                  int64_t divide, int64_t dtype, void* out, float* absmax) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         int32_t largest = 0;
@@ -71,7 +72,7 @@ GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, i
                                                  {lhs, static_cast<const Index*>(lhs_rows), lhs_scale},
                                                  {rhs, static_cast<const Index*>(rhs_rows), rhs_scale},
                                                  *layout,
-                                                 out,
+                                                 {out, dtype, factors, divide},
                                                  &largest}
                                 .run(op);
         *absmax = float_of(static_cast<uint32_t>(largest));

@@ -12,7 +12,7 @@ struct Spmm {
     Rows<Index> rows;
     Operand<float, Index> lhs, rhs;
     const FeatureLayout& layout;
-    float* out;
+    RowOutput out;
 
     template <typename Op, int StepA, int StepB, int Tile>
     Error sum() const {
@@ -41,10 +41,11 @@ struct Spmm {
 
 }  // namespace
 
-// out[v] = sum over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]); kCopy reads lhs only.
+// out[v] = sum over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]); kCopy reads lhs only. factors,
+// divide: see RowOutput; factors may be null.
 GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
                  const float* lhs, const void* lhs_rows, const float* rhs, const void* rhs_rows,
-                 const FeatureLayout* layout, float* out) {
+                 const FeatureLayout* layout, const float* factors, int64_t divide, int64_t dtype, void* out) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         return Spmm<Index>{threads,
@@ -52,7 +53,7 @@ GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, in
                            {lhs, static_cast<const Index*>(lhs_rows)},
                            {rhs, static_cast<const Index*>(rhs_rows)},
                            *layout,
-                           out}
+                           {out, dtype, factors, divide}}
             .run(op);
     });
 }
