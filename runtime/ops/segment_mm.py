@@ -11,6 +11,7 @@ from torch import SymInt, Tensor
 from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import pointer
+from gqc.runtime.memory import ByIdentity
 from gqc.runtime.ops.graph_arguments import float32
 from gqc.runtime.ops.library import define, differentiate
 
@@ -88,32 +89,39 @@ def _segment_mm_bwd_b_fake(a: Tensor, grad: Tensor, seglen: Tensor) -> Tensor:
     return a.new_empty((seglen.shape[0], a.shape[1], grad.shape[1]))
 
 
-def _run_order(op: str, index: Tensor, matrices: int) -> tuple[Tensor | None, Tensor]:
-    """The order that puts rows of one matrix together (None where they stand so already) and the run lengths."""
+def _ordered_runs(index: Tensor, matrices: int) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """The order that puts rows of one matrix together, its inverse (None where they stand so already), run lengths."""
     seglen = index.bincount(minlength=matrices)
     if seglen.shape[0] != matrices:
-        raise KernelError(f"gqc.{op}: index names matrix {int(index.max())} of {matrices}")
-    is_sorted = bool((index[1:] >= index[:-1]).all())
-    return (None if is_sorted else index.argsort(stable=True)), seglen
+        raise KernelError(f"gqc.gather_mm: index names matrix {int(index.max())} of {matrices}")
+    if bool((index[1:] >= index[:-1]).all()):
+        return None, None, seglen
+    order = index.argsort(stable=True)
+    return order, order.argsort(), seglen
+
+
+_run_order = ByIdentity(_ordered_runs)
 
 
 def _run_order_on_gpu(index: Tensor, matrices: int) -> tuple[Tensor, Tensor]:
-    """As :func:`_run_order`, without waiting for the GPU. Lengths do not add up where a matrix is none of those."""
+    """Order and lengths as :func:`_ordered_runs` gives, without waiting for the GPU. Lengths do not add up where a matrix is none of those."""
     ordered, order = index.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(matrices + 1, dtype=index.dtype, device=index.device))
     return order, starts.diff()
+
+
+def _rows(x: Tensor, order: Tensor) -> Tensor:
+    return torch.index_select(x, 0, order, out=kernels.empty(x, (order.shape[0], *x.shape[1:])))
 
 
 def _gather_mm(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
     if _is_counted_on_gpu(a, index):
         order, seglen = _run_order_on_gpu(index, b.shape[0])
         return _grouped_mm(a, b, seglen, order)
-    order, seglen = _run_order("gather_mm", index, b.shape[0])
+    order, inverse, seglen = _run_order(index, b.shape[0])
     if order is None:
         return _segment_mm(a, b, seglen)
-    out = kernels.empty(a, (a.shape[0], b.shape[2]))
-    out[order] = _segment_mm(a[order], b, seglen)
-    return out
+    return _rows(_segment_mm(_rows(a, order), b, seglen), inverse)
 
 
 def _gather_mm_fake(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
@@ -124,9 +132,9 @@ def _gather_mm_bwd_b(a: Tensor, grad: Tensor, index: Tensor, num: int) -> Tensor
     if _is_counted_on_gpu(a, index):
         order, seglen = _run_order_on_gpu(index, num)
         return _grouped_mm_bwd_b(a, grad, seglen, order)
-    order, seglen = _run_order("gather_mm_bwd_b", index, num)
+    order, _, seglen = _run_order(index, num)
     if order is not None:
-        a, grad = a[order], grad[order]
+        a, grad = _rows(a, order), _rows(grad, order)
     return _segment_mm_bwd_b(a, grad, seglen)
 
 
