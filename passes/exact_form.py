@@ -84,6 +84,18 @@ def _sddmm(
     return ops.sddmm(g, op, lhs, rhs, lhs_target, rhs_target).to(dtype)
 
 
+def _typed_spmm(
+    g: list[Tensor], u: Values, _: Any, b: Values, __: Any, types: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return _with_absmax(ops.typed_spmm(g, u, b, types), dtype)
+
+
+def _typed_spmm_bwd_b(
+    g: list[Tensor], u: Values, _: Any, grad: Values, __: Any, types: Tensor, num: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return _with_absmax(ops.typed_spmm_bwd_b(g, u, grad, types, num), dtype)
+
+
 def _gat(g: list[Tensor], el: Tensor, er: Tensor, u: Values, _: Any, *options: Any) -> Any:
     return ops.gat(g, el, er, u, None, *options)
 
@@ -185,6 +197,8 @@ EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qspmm.default: _spmm,
     ops.qspmm_cmp.default: _spmm_cmp,
     ops.qsddmm.default: _sddmm,
+    ops.qtyped_spmm.default: _typed_spmm,
+    ops.qtyped_spmm_bwd_b.default: _typed_spmm_bwd_b,
     ops.gat.default: _gat,
     ops.gat_bwd.default: _gat_bwd,
     ops.dequantize.default: _dequantize,

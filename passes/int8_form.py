@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from gqc.passes.nodes import aten, is_tensor
+from gqc.passes.nodes import aten, example, is_tensor
 from gqc.passes.primitive import factors, is_scalar, operands, ops
 from gqc.runtime.kernels import DTYPES
+from gqc.runtime.ops.typed_spmm import MOST_FEATURES
 
 Quantized = Callable[[fx.Node], tuple[fx.Node, fx.Node]]
 """Gives the int8 values and the scale of an operand."""
@@ -180,6 +181,24 @@ def _sddmm_int4_arguments(node: fx.Node, packed: Packed) -> Arguments:
     return (relation, op, *triples[0], *triples[1], left_target, right_target, _dtype(node))
 
 
+# Sums of products by type
+
+
+def _refuse_typed_spmm(node: fx.Node) -> str | None:
+    width = example(node.args[1].meta["val"].shape[1])  # type: ignore[union-attr]
+    return None if width <= MOST_FEATURES else f"more than {MOST_FEATURES} features are not summed in int8"
+
+
+def _typed_spmm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
+    relation, rows, matrices, types = node.args
+    return (relation, *quantized(rows), *quantized(matrices), types, _dtype(node))  # type: ignore[arg-type]
+
+
+def _typed_spmm_bwd_b_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
+    relation, rows, gradients, types, num = node.args
+    return (relation, *quantized(rows), *quantized(gradients), types, num, _dtype(node))  # type: ignore[arg-type]
+
+
 _GEMM = Int8Form(ops.qgemm.default, _refuse_gemm, _gemm_operands, _gemm_arguments)
 
 FORMS = {
@@ -189,6 +208,10 @@ FORMS = {
     ops.spmm.default: Int8Form(ops.qspmm.default, _refuse_spmm, _spmm_operands, _spmm_arguments),
     ops.spmm_cmp.default: Int8Form(ops.qspmm_cmp.default, _refuse_spmm_cmp, _spmm_cmp_operands, _spmm_cmp_arguments),
     ops.sddmm.default: Int8Form(ops.qsddmm.default, _refuse_sddmm, _sddmm_operands, _sddmm_arguments),
+    ops.typed_spmm.default: Int8Form(ops.qtyped_spmm.default, _refuse_typed_spmm, operands, _typed_spmm_arguments),
+    ops.typed_spmm_bwd_b.default: Int8Form(
+        ops.qtyped_spmm_bwd_b.default, lambda node: None, operands, _typed_spmm_bwd_b_arguments
+    ),
 }
 
 _GEMM_INT4 = Int4Form(ops.qgemm_int4.default, _gemm_int4_arguments)
@@ -202,14 +225,15 @@ INT4_FORMS = {
 }
 """A primitive of at most 4 bits without an entry here reads the values unpacked."""
 
+_UNJOINED = "a product by type has an int8 form only between a gather and a sum over a graph's edges"
 _NO_FORM = {
     aten.bmm.default: "a batched product has no int8 form",
     aten.baddbmm.default: "a batched product has no int8 form",
     ops.spmm_cmp_bwd.default: "it routes gradients by index and computes nothing",
     ops.edge_softmax.default: "softmax runs in full precision",
     ops.edge_softmax_bwd.default: "softmax runs in full precision",
-    ops.segment_mm.default: "a product by type has no int8 form",
-    ops.segment_mm_bwd_b.default: "a product by type has no int8 form",
-    ops.gather_mm.default: "a product by type has no int8 form",
-    ops.gather_mm_bwd_b.default: "a product by type has no int8 form",
+    ops.segment_mm.default: _UNJOINED,
+    ops.segment_mm_bwd_b.default: _UNJOINED,
+    ops.gather_mm.default: _UNJOINED,
+    ops.gather_mm_bwd_b.default: _UNJOINED,
 }

@@ -35,6 +35,8 @@ KINDS = {
     ops.segment_mm_bwd_b.default: TYPED_MM,
     ops.gather_mm.default: TYPED_MM,
     ops.gather_mm_bwd_b.default: TYPED_MM,
+    ops.typed_spmm.default: TYPED_MM,
+    ops.typed_spmm_bwd_b.default: TYPED_MM,
 }
 
 _FACTORS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.linear.default: (0, 1)}

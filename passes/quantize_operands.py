@@ -15,7 +15,10 @@ from gqc.passes.report import QUANTIZED, Decision, Report
 from gqc.policy import Policy
 
 QUANTIZE = ops.quantize.default
-_WITH_ABSMAX = (ops.qgemm.default, ops.qspmm.default, ops.qgemm_int4.default, ops.qspmm_int4.default)
+_WITH_ABSMAX = (
+    *(ops.qgemm.default, ops.qspmm.default, ops.qgemm_int4.default, ops.qspmm_int4.default),
+    *(ops.qtyped_spmm.default, ops.qtyped_spmm_bwd_b.default),
+)
 
 
 def quantize_operands(joint: JointGraph, policy: Policy) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gqc.joint import JointGraph
 from gqc.passes.nodes import IDENTITIES, aten, drop_unused, is_neutral, is_random, mutates
@@ -19,10 +20,10 @@ def simplify(joint: JointGraph, policy: Policy) -> Report:
     """Merge equal calls and drop calls that change nothing.
 
     Requires: the graph as AOTAutograd made it: functional, with in-place updates at its end.
-    Does: drops detach, alias and clone (dropout that is off) and products with 1 where the layout stays the same, and
-        pairs of inverse reshapes; merges calls of the same op on the same arguments, such as the degrees that each
-        layer computes anew. Results of the graph stay tensors of their own. Random ops are never merged, nor
-        primitives, whose backward is found by the call that they come from.
+    Does: drops detach, alias and clone (dropout that is off), slices of all rows and products with 1 where the layout
+        stays the same, and pairs of inverse reshapes; merges calls of the same op on the same arguments, such as the
+        degrees that each layer computes anew. Results of the graph stay tensors of their own. Random ops are never
+        merged, nor primitives, whose backward is found by the call that they come from.
     Ensures: the same values; every tensor that the backward reads has one name.
     """
     before = _count(joint)
@@ -50,11 +51,19 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
         return None
     if node.target in IDENTITIES or is_neutral(node):
         return operand if _layout(operand) == _layout(node) else None
+    if node.target in (aten.slice.Tensor, aten.slice_backward.default):
+        return operand if _same_shape(operand, node) else None
     inverse = _INVERSES.get(node.target)  # type: ignore[call-overload]
     if operand.target is inverse and operand.args[1:] == node.args[1:]:
         original: fx.Node = operand.args[0]  # type: ignore[assignment]
         return original if _layout(original) == _layout(node) else None
     return None
+
+
+def _same_shape(node: fx.Node, part: fx.Node) -> bool:
+    """Whether a slice of a tensor is all of it."""
+    sizes = zip(node.meta["val"].shape, part.meta["val"].shape, strict=True)
+    return all(statically_known_true(whole == cut) for whole, cut in sizes)
 
 
 def _layout(node: fx.Node) -> Hashable:

@@ -20,7 +20,9 @@ _INT4_FORMS = (ops.qgemm_int4.default, ops.qspmm_int4.default, ops.qsddmm_int4.d
 _ATTENTION = (ops.gat.default, ops.gat_bwd.default)
 _FUSED_GEMM = (ops.qgemm_epilogue.default, ops.quantize_qgemm.default, ops.qgemm_int8.default)
 _INT8_GEMM = (ops.qgemm.default, *_FUSED_GEMM)
-_INT8_FORMS = (*_INT8_GEMM, ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default, *_INT4_FORMS)
+_INT8_TYPED = (ops.qtyped_spmm.default, ops.qtyped_spmm_bwd_b.default)
+_INT8_GRAPH = (ops.qspmm.default, ops.qspmm_cmp.default, ops.qsddmm.default, *_INT8_TYPED)
+_INT8_FORMS = (*_INT8_GEMM, *_INT8_GRAPH, *_INT4_FORMS)
 _QUANTIZE = {
     ops.quantize.default: WIDTHS,
     ops.quantize_qgemm.default: WIDTHS,

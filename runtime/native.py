@@ -55,6 +55,10 @@ SIGNATURES = {
     "quantize_qgemm": "pippiiippppiiiippiippp",
     "qgemm_int8": "ppppiiiiippipiiiippp",
     "relu_backward": "piiipp",
+    # typed_spmm
+    "typed_spmm": "iipppiiippiiip",
+    "qtyped_spmm": "iippppiiippppiipp",
+    "qtyped_spmm_bwd_b": "iipppiippppipp",
     # dropout
     "dropout": "piipiifpp",
     "dropout_backward": "piipfp",

@@ -26,6 +26,7 @@ from gqc.runtime.reference.sddmm import sddmm
 from gqc.runtime.reference.segment_mm import gather_mm, segment_mm
 from gqc.runtime.reference.spmm import spmm
 from gqc.runtime.reference.spmm_cmp import spmm_cmp, spmm_cmp_bwd
+from gqc.runtime.reference.typed_spmm import qtyped_spmm, qtyped_spmm_bwd_b, typed_spmm, typed_spmm_bwd_b
 from gqc.runtime.relation import from_edges
 
 _SOURCES, _TARGETS, _EDGES, _WIDTH = 37, 29, 211, 24
@@ -109,6 +110,20 @@ def _typed_mm(x: _Inputs) -> Pairs:
     return [
         (x.ops.gather_mm(x.u, b, index), gather_mm(x.u, b, index)),
         (x.ops.segment_mm(x.u, b, lengths), segment_mm(x.u, b, lengths)),
+    ]
+
+
+def _typed_spmm(x: _Inputs) -> Pairs:
+    b, types = x.random(3, _WIDTH, 10), torch.arange(_EDGES) % 3
+    u, u_scale = x.int8(x.u)
+    floats = (x.g, x.u, b, types), (x.g, x.u, x.v, types, 3)
+    product = (x.g, u, u_scale, *x.int8(b), types, torch.float32)
+    gradient = (x.g, u, u_scale, *x.int8(x.v), types, 3, torch.float32)
+    return [
+        (x.ops.typed_spmm(*floats[0]), typed_spmm(*floats[0])),
+        (x.ops.typed_spmm_bwd_b(*floats[1]), typed_spmm_bwd_b(*floats[1])),
+        *zip(x.ops.qtyped_spmm(*product), qtyped_spmm(*product), strict=True),
+        *zip(x.ops.qtyped_spmm_bwd_b(*gradient), qtyped_spmm_bwd_b(*gradient), strict=True),
     ]
 
 
@@ -217,6 +232,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "edge_softmax": _edge_softmax,
     "gat": _gat,
     "segment_mm": _typed_mm,
+    "typed_spmm": _typed_spmm,
     "quantize": _quantize,
     "qgemm": _qgemm,
     "fused_gemm": _fused_gemm,

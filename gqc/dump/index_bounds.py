@@ -102,5 +102,9 @@ _INDEX: dict[Any, tuple[int, Callable[[fx.Node], int]]] = {
     aten.nll_loss_forward.default: (1, lambda n: _size(n.args[0], 1)),
     ops.gather_mm.default: (2, lambda n: _size(n.args[1], 0)),
     ops.gather_mm_bwd_b.default: (2, lambda n: _number(n.args[3])),
+    ops.typed_spmm.default: (3, lambda n: _size(n.args[2], 0)),
+    ops.typed_spmm_bwd_b.default: (3, lambda n: _number(n.args[4])),
+    ops.qtyped_spmm.default: (5, lambda n: _size(n.args[3], 0)),
+    ops.qtyped_spmm_bwd_b.default: (5, lambda n: _number(n.args[6])),
 }
 """Where an op reads an index, and the number of things that it indexes."""

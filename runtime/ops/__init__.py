@@ -19,6 +19,7 @@ from gqc.runtime.ops import (
     spmm,
     spmm_cmp,
     structure,
+    typed_spmm,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "spmm",
     "spmm_cmp",
     "structure",
+    "typed_spmm",
 ]

@@ -104,7 +104,10 @@ _run_order = ByIdentity(_ordered_runs)
 
 
 def _run_order_on_gpu(index: Tensor, matrices: int) -> tuple[Tensor, Tensor]:
-    """Order and lengths as :func:`_ordered_runs` gives, without waiting for the GPU. Lengths do not add up where a matrix is none of those."""
+    """Order and lengths as :func:`_ordered_runs` gives them, without waiting for the GPU.
+
+    The lengths do not add up where a matrix is none of those.
+    """
     ordered, order = index.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(matrices + 1, dtype=index.dtype, device=index.device))
     return order, starts.diff()

@@ -1,0 +1,84 @@
+// Sums over in-edges of the source's row times a matrix of the edge's type (the layer of an RGCN), and the gradient of
+// these matrices. No message is in memory.
+
+#include <type_traits>
+
+#include "cpu/gemm/output.h"
+#include "cpu/typed/block_sums.h"
+#include "cpu/typed/contraction.h"
+#include "cpu/typed/float_sums.h"
+#include "cpu/typed/int8_sums.h"
+
+namespace gqc::GQC_ISA {
+// Edges by type, then by destination: src, dst of the index type, starts: types + 1 int64. u: [sources, k]; b: [types,
+// k, n] with strides; out: [destinations, n].
+GQC_KERNEL(typed_spmm)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
+                       const void* dst, int64_t destinations, int64_t n, int64_t k, const float* u, const float* b,
+                       int64_t type_stride, int64_t k_stride, int64_t n_stride, float* out) {
+    const FloatStack stack(types, {destinations, n, k}, b, {type_stride, k_stride, n_stride});
+    if (!stack.ok()) return kOutOfMemory;
+    return with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
+        using Index = typename std::decay_t<decltype(edges)>::Id;
+        uint32_t largest;
+        return for_typed_blocks<FloatSums<Index>>(
+            threads, edges, destinations, n * k, FloatJob<Index>{edges, {destinations, n, k}, u, stack, out}, &largest);
+    });
+}
+
+// Likewise on int8 values u and b, the latter [types, k, n], or [types, n, k] where trans_b; indptr: of the
+// destinations' in-edges; k is at most kExactProducts. Sums are exact. out = float(sum) * (u_scale * b_scale), rounded
+// to `dtype`; absmax: largest magnitude in out.
+GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
+                        const void* dst, const void* indptr, int64_t destinations, int64_t n, int64_t k,
+                        const int8_t* u, const float* u_scale, const int8_t* b, const float* b_scale, int64_t trans_b,
+                        int64_t dtype, void* out, float* absmax) {
+    const Shape shape{destinations, n, k};
+    const PackedStack stack(threads, types, shape, b, trans_b != 0);
+    if (!stack.ok()) return kOutOfMemory;
+    Error error = nullptr;
+    typed(out, dtype, [&](auto* values) {
+        using Out = std::remove_pointer_t<decltype(values)>;
+        error = with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
+            using Index = typename std::decay_t<decltype(edges)>::Id;
+            const Int8Job<Index, Out> job{edges,
+                                          static_cast<const Index*>(indptr),
+                                          shape,
+                                          u,
+                                          stack,
+                                          *u_scale * *b_scale,
+                                          {values, n, {nullptr, n}}};
+            uint32_t largest = 0;
+            const Error failed =
+                for_typed_blocks<Int8Sums<Index, Out>>(threads, edges, destinations, n * k, job, &largest);
+            *absmax = rounded_to<Out>(float_of(largest));
+            return failed;
+        });
+    });
+    return error;
+}
+
+// out[t] = the sum over edges of type t of u[src]' . grad[dst], times (u_scale * grad_scale), rounded to `dtype`. u:
+// [sources, m], grad: [destinations, n], out: [types, m, n].
+GQC_KERNEL(qtyped_spmm_bwd_b)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
+                              const void* dst, int64_t m, int64_t n, const int8_t* u, const float* u_scale,
+                              const int8_t* grad, const float* grad_scale, int64_t dtype, void* out, float* absmax) {
+    const Buffer<int64_t> wide(types * m * n);
+    if (!wide.ok()) return kOutOfMemory;
+    wide.clear();
+    const Error error = with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
+        return contract_by_type(threads, edges, m, n, u, grad, wide.get());
+    });
+    const float scale = *u_scale * *grad_scale;
+    typed(out, dtype, [&](auto* values) {
+        uint32_t largest = 0;
+        for (int64_t i = 0; i < types * m * n; ++i) {
+            store(&values[i], static_cast<float>(wide[i]) * scale);
+            const uint32_t size = magnitude(load(values[i]));
+            largest = size > largest ? size : largest;
+        }
+        *absmax = float_of(largest);
+    });
+    return error;
+}
+
+}  // namespace gqc::GQC_ISA

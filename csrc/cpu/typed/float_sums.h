@@ -1,0 +1,135 @@
+// Sums of float products over the in-edges of destinations.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/buffer.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/shape.h"
+#include "cpu/gemm/vector.h"
+#include "cpu/typed/edges.h"
+
+namespace gqc::GQC_ISA {
+
+inline Floats multiply_add(Floats x, Floats y, Floats sum) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
+#else
+    return x * y + sum;
+#endif
+}
+
+// The matrices of all types, panel by panel, with zeros behind the last column.
+class FloatStack {
+  public:
+    // b: [types, k, n] with the given distances between elements.
+    struct Strides {
+        int64_t type, k, n;
+    };
+    FloatStack(int64_t types, Shape shape, const float* b, Strides strides)
+        : size_(round_up(shape.n, kLanes) * shape.k), values_(types * size_), k_(shape.k) {
+        if (!values_.ok()) return;
+        values_.clear();
+        for (int64_t t = 0; t < types; ++t) {
+            for (int64_t j0 = 0; j0 < shape.n; j0 += kColumns) {
+                const Panel panel(shape.n, j0);
+                float* to = &values_[t * size_ + j0 * shape.k];
+                for (int64_t k = 0; k < shape.k; ++k, to += panel.vectors * kLanes)
+                    for (int64_t j = 0; j < panel.columns; ++j)
+                        to[j] = b[t * strides.type + k * strides.k + (j0 + j) * strides.n];
+            }
+        }
+    }
+
+    bool ok() const { return values_.ok(); }
+    const float* panel(int64_t type, int64_t j0) const { return &values_[type * size_ + j0 * k_]; }
+
+  private:
+    int64_t size_;
+    Buffer<float> values_;
+    int64_t k_;
+};
+
+template <typename Index>
+struct FloatJob {
+    TypedEdges<Index> edges;
+    Shape shape;     // m: destinations
+    const float* u;  // [sources, k]
+    const FloatStack& b;
+    float* out;  // [m, n]
+};
+
+template <typename Index>
+class FloatSums {
+    using Job = FloatJob<Index>;
+
+  public:
+    static constexpr int64_t kEdges = 8 * kRows;
+
+    FloatSums(const Job& job, int64_t destinations)
+        : job_(job), width_(round_up(job.shape.n, kLanes)), rows_(kEdges * job.shape.k), sums_(destinations * width_) {
+        if (rows_.ok()) rows_.clear();
+    }
+
+    bool ok() const { return rows_.ok() && sums_.ok(); }
+
+    void start(int64_t v0, int64_t v1) {
+        first_ = v0;
+        count_ = v1 - v0;
+        std::memset(sums_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(float));
+    }
+
+    void add(int64_t type, int64_t edge, int64_t count) {
+        gather_rows(job_.u, job_.shape.k, job_.edges.src + edge, count, rows_.get());
+        for (int64_t j0 = 0; j0 < job_.shape.n; j0 += kColumns) {
+            const float* right = job_.b.panel(type, j0);
+            with_vectors(Panel(job_.shape.n, j0).vectors, [&](auto vectors) {
+                for (int64_t r = 0; r < count; r += kRows)
+                    add_tile<vectors>(r, right, j0, edge + r, count - r < kRows ? count - r : kRows);
+            });
+        }
+    }
+
+    void finish() {
+        for (int64_t r = 0; r < count_; ++r)
+            std::memcpy(job_.out + (first_ + r) * job_.shape.n, &sums_[r * width_],
+                        static_cast<size_t>(job_.shape.n) * sizeof(float));
+    }
+
+    uint32_t largest() const { return 0; }
+
+  private:
+    template <int vectors>
+    void add_tile(int64_t row, const float* right, int64_t j0, int64_t edge, int64_t count) {
+        const int64_t k_count = job_.shape.k;
+        const float* left = &rows_[row * k_count];
+        Floats tile[kRows][vectors] = {};
+        for (int64_t k = 0; k < k_count; ++k, right += vectors * kLanes) {
+            Floats columns[vectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) columns[v] = load_floats(right + v * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < kRows; ++r) {
+                const Floats value = Floats{} + left[r * k_count + k];
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; ++v) tile[r][v] = multiply_add(value, columns[v], tile[r][v]);
+            }
+        }
+        for (int64_t r = 0; r < count; ++r) {
+            float* to = &sums_[(job_.edges.dst[edge + r] - first_) * width_ + j0];
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) store_floats(to + v * kLanes, load_floats(to + v * kLanes) + tile[r][v]);
+        }
+    }
+
+    const Job& job_;
+    int64_t width_;  // of a row of sums
+    Buffer<float> rows_;
+    Buffer<float> sums_;
+    int64_t first_ = 0, count_ = 0;
+};
+
+}  // namespace gqc::GQC_ISA

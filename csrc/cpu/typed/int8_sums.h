@@ -1,0 +1,141 @@
+// Exact sums of int8 products over the in-edges of destinations.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/buffer.h"
+#include "cpu/gemm/output.h"
+#include "cpu/typed/edges.h"
+#include "cpu/typed/packed_stack.h"
+#if defined(__AMX_INT8__)
+#    include "cpu/gemm/amx/block.h"
+#else
+#    include "cpu/gemm/block.h"
+#endif
+
+namespace gqc::GQC_ISA {
+
+template <typename Index, typename Out>
+struct Int8Job {
+    TypedEdges<Index> edges;
+    const Index* indptr;  // of the in-edges of destinations
+    Shape shape;          // m: destinations
+    const int8_t* u;      // [sources, k]
+    const PackedStack& b;
+    float scale;
+    FloatOutput<Out> output;
+};
+
+template <typename Index, typename Out>
+class Int8Sums {
+    using Job = Int8Job<Index, Out>;
+
+  public:
+    static constexpr int64_t kEdges = kBlockRows;  // what one product takes
+
+    Int8Sums(const Job& job, int64_t destinations)
+        : job_(job),
+          width_(round_up(job.shape.n, kLanes)),
+          rows_(kBlockRows * job.shape.k),
+          sums_(destinations * width_),
+          wide_(destinations * width_),
+          block_(kBlockRows, job.shape.k),
+          worker_(job.output, destinations) {
+        if (rows_.ok()) rows_.clear();
+    }
+
+    bool ok() const { return rows_.ok() && sums_.ok() && wide_.ok() && block_.ok() && worker_.ok(); }
+
+    void start(int64_t v0, int64_t v1) {
+        first_ = v0;
+        count_ = v1 - v0;
+        in_sums_ = 0;
+        std::memset(sums_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(uint32_t));
+        int64_t most = 0;
+        for (int64_t v = v0; v < v1; ++v) {
+            const int64_t degree = job_.indptr[v + 1] - job_.indptr[v];
+            most = degree > most ? degree : most;
+        }
+        has_hub_ = most * job_.shape.k > kExactProducts;
+        if (has_hub_) std::memset(wide_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(int64_t));
+    }
+
+    void add(int64_t type, int64_t edge, int64_t count) {
+        if (has_hub_ && (in_sums_ + count) * job_.shape.k > kExactProducts) empty();
+        in_sums_ += count;
+        gather_rows(job_.u, job_.shape.k, job_.edges.src + edge, count, rows_.get());
+        block_.load(rows_.get(), whole_tiles(count));
+        for (int64_t j0 = 0; j0 < job_.shape.n; j0 += kColumns) {
+            const int vectors = Panel(job_.shape.n, j0).vectors;
+            block_.multiply(job_.b[type], j0, vectors);
+            with_vectors(vectors, [&](auto v) { add_panel<v>(edge, count, j0); });
+        }
+    }
+
+    void finish() {
+        if (has_hub_) empty();
+        for (int64_t j0 = 0; j0 < job_.shape.n; j0 += kColumns) {
+            const Panel panel(job_.shape.n, j0);
+            with_vectors(panel.vectors, [&](auto vectors) { write_panel<vectors>(j0, panel.columns); });
+        }
+        worker_.complete(first_, count_);
+    }
+
+    uint32_t largest() const { return worker_.largest(); }
+
+  private:
+#if defined(__AMX_INT8__)
+    static int64_t whole_tiles(int64_t count) { return round_up(count, kTileRows); }
+#else
+    static int64_t whole_tiles(int64_t count) { return count; }
+#endif
+
+    template <int vectors>
+    void add_panel(int64_t edge, int64_t count, int64_t j0) {
+        for (int64_t r = 0; r < count; ++r) {
+            uint32_t* to = &sums_[(job_.edges.dst[edge + r] - first_) * width_ + j0];
+            const uint32_t* from = block_.sums(r);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) {
+                const Sums sum = load_sums(to + v * kLanes) + load_sums(from + v * kLanes);
+                std::memcpy(to + v * kLanes, &sum, sizeof sum);
+            }
+        }
+    }
+
+    void empty() {
+        in_sums_ = 0;
+        for (int64_t i = 0; i < count_ * width_; ++i) wide_[i] += static_cast<int32_t>(sums_[i]);
+        std::memset(sums_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(uint32_t));
+    }
+
+    template <int vectors>
+    void write_panel(int64_t j0, int64_t columns) {
+        for (int64_t r = 0; r < count_; ++r) {
+            Floats y[vectors];
+            if (has_hub_) {
+                float values[vectors * kLanes];
+                for (int j = 0; j < vectors * kLanes; ++j) values[j] = static_cast<float>(wide_[r * width_ + j0 + j]);
+                std::memcpy(&y, values, sizeof y);
+            } else {
+                for (int v = 0; v < vectors; ++v)
+                    y[v] = __builtin_convertvector((Ints)load_sums(&sums_[r * width_ + j0 + v * kLanes]), Floats);
+            }
+            for (Floats& value : y) value = value * job_.scale;
+            write_row(y, first_ + r, j0, columns, worker_);
+        }
+    }
+
+    const Job& job_;
+    int64_t width_;  // of a row of sums
+    Buffer<int8_t> rows_;
+    Buffer<uint32_t> sums_;
+    Buffer<int64_t> wide_;
+    LeftBlock block_;
+    typename FloatOutput<Out>::Worker worker_;
+    int64_t first_ = 0, count_ = 0, in_sums_ = 0;
+    bool has_hub_ = false;
+};
+
+}  // namespace gqc::GQC_ISA

@@ -1,0 +1,76 @@
+"""Join the gather, the product by type and the sum over edges, in which relational layers compute, into one op."""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gqc.joint import JointGraph
+from gqc.passes.nodes import call, drop_unused
+from gqc.passes.primitive import ops
+from gqc.runtime.relation import DST, SRC
+
+GATHER_MM, GATHER_MM_BWD_B = ops.gather_mm.default, ops.gather_mm_bwd_b.default
+SPMM, SDDMM = ops.spmm.default, ops.sddmm.default
+
+
+def join_typed_sums(joint: JointGraph) -> None:
+    """Replace products of gathered rows by ``typed_spmm`` and ``typed_spmm_bwd_b``, which keep no message in memory.
+
+    - ``spmm(g, copy_rhs, gather_mm(rows of x at the sources of g, W, types))``, in the forward and, on the reversed
+      graph, in the backward;
+    - ``gather_mm_bwd_b(rows of x at the sources, rows of grad at the destinations, types)``.
+
+    The new op is of the recorded call of the product by type, so that backward and forward stay linked, and of the
+    module that runs the layer.
+    """
+    for node in joint.graph.find_nodes(op="call_function", target=SPMM, sort=True):
+        _join_sum(node)
+    for node in joint.graph.find_nodes(op="call_function", target=GATHER_MM_BWD_B, sort=True):
+        _join_gradient(node)
+    drop_unused(joint.graph)
+
+
+def _join_sum(spmm: fx.Node) -> None:
+    relation, op, _, messages = spmm.args
+    if op != "copy_rhs" or messages.target is not GATHER_MM or set(messages.users) != {spmm}:  # type: ignore[union-attr,arg-type]
+        return
+    gather, matrices, types = messages.args  # type: ignore[union-attr]
+    gathered = _gathered(gather)  # type: ignore[arg-type]
+    if gathered is None or gathered[1] is not relation[SRC]:  # type: ignore[index]
+        return
+    _replace(spmm, ops.typed_spmm.default, (relation, gathered[0], matrices, types), messages, spmm)  # type: ignore[arg-type]
+
+
+def _join_gradient(product: fx.Node) -> None:
+    rows, gradients, types, num = product.args
+    left, right = _gathered(rows), _gathered(gradients)  # type: ignore[arg-type]
+    if left is None or right is None:
+        return
+    relation = rows.args[0]  # type: ignore[union-attr]
+    if left[1] is relation[SRC] and right[1] is relation[DST]:  # type: ignore[index]
+        arguments = (relation, left[0], right[0], types, num)
+        _replace(product, ops.typed_spmm_bwd_b.default, arguments, product, rows)  # type: ignore[arg-type]
+
+
+def _gathered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Matrix and row numbers, if a node gathers the rows of a matrix at the ends of edges."""
+    if node.target is not SDDMM:
+        return None
+    relation, op, left, right, left_target, right_target = node.args
+    if op not in ("copy_lhs", "copy_rhs"):
+        return None
+    matrix, target = (left, left_target) if op == "copy_lhs" else (right, right_target)
+    if target not in ("u", "v") or not statically_known_true(matrix.meta["val"].dim() == 2):  # type: ignore[union-attr]
+        return None
+    return matrix, relation[SRC if target == "u" else DST]  # type: ignore[index,return-value]
+
+
+def _replace(node: fx.Node, target: object, arguments: tuple[object, ...], product: fx.Node, layer: fx.Node) -> None:
+    """Put a call in the place of a node: of the recorded call of ``product``, in the module that made ``layer``."""
+    with node.graph.inserting_before(node):
+        joined = call(target, arguments, product, f"{product.name}_joined")  # type: ignore[arg-type]
+    recorded = [n.meta.get("custom", {}).get("gqc") for n in (product, layer)]
+    if all(recorded):
+        joined.meta["custom"] = {**product.meta["custom"], "gqc": {**recorded[1], "id": recorded[0]["id"]}}
+    node.replace_all_uses_with(joined)

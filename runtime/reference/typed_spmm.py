@@ -1,0 +1,67 @@
+"""Sums over in-edges of the source's row times the matrix of the edge's type, in plain PyTorch (differentiable)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gqc.runtime.reference.segment_mm import gather_mm
+from gqc.runtime.relation import DST, SRC, num_dst
+
+
+def typed_spmm(g: Sequence[Tensor], u: Tensor, b: Tensor, types: Tensor) -> Tensor:
+    """``out[v]`` is the sum of ``u[src] @ b[type]`` over the in-edges of v (Schlichtkrull et al., ESWC 2018).
+
+    Args:
+        g: a relation.
+        u: ``[Ns, K]``.
+        b: ``[R, K, M]``.
+        types: integer ``[E]``, values from 0 to R - 1.
+
+    Returns:
+        ``[Nd, M]``.
+    """
+    messages = gather_mm(u.index_select(0, g[SRC]), b, types)
+    return messages.new_zeros(num_dst(g), b.shape[2]).index_add(0, g[DST], messages)
+
+
+def typed_spmm_bwd_b(g: Sequence[Tensor], u: Tensor, grad: Tensor, types: Tensor, num: int) -> Tensor:
+    """``out[r]`` is the sum of the outer products of ``u[src]`` and ``grad[dst]`` over the edges of type r.
+
+    Returns:
+        ``[num, K, M]``.
+    """
+    products = u.index_select(0, g[SRC])[:, :, None] * grad.index_select(0, g[DST])[:, None, :]
+    return products.new_zeros(num, u.shape[1], grad.shape[1]).index_add(0, types.long(), products)
+
+
+def qtyped_spmm(
+    g: Sequence[Tensor], u: Tensor, u_scale: Tensor, b: Tensor, b_scale: Tensor, types: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """:func:`typed_spmm` of ``q * scale``; the scales are taken out of the sums, which are exact.
+
+    Returns:
+        out in ``dtype``, its 0-dim float32 absmax.
+    """
+    return _scaled(typed_spmm(g, u.long(), b.long(), types), u_scale * b_scale, dtype)
+
+
+def qtyped_spmm_bwd_b(
+    g: Sequence[Tensor],
+    u: Tensor,
+    u_scale: Tensor,
+    grad: Tensor,
+    grad_scale: Tensor,
+    types: Tensor,
+    num: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """:func:`typed_spmm_bwd_b` of ``q * scale``, as :func:`qtyped_spmm`."""
+    return _scaled(typed_spmm_bwd_b(g, u.long(), grad.long(), types, num), u_scale * grad_scale, dtype)
+
+
+def _scaled(sums: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    out = (sums.float() * scale).to(dtype)
+    return out, out.float().abs().amax() if out.numel() else torch.zeros(())
