@@ -65,7 +65,7 @@ def test_float_products_of_all_sizes(isa: str, types: int, inner: int, columns: 
     by = random_types(g, types)
     u, b = features(g, "u", (inner,)), torch.randn(types, columns, inner).transpose(1, 2)
     want = reference.typed_spmm(g, u.double(), b.double(), by)
-    assert_near(gqc.typed_spmm(g, u, b, by), want, 1e-5)
+    assert_near(gqc.typed_spmm(g, u, b, by), want, 1e-4)
     half = gqc.typed_spmm(g, u.bfloat16(), b.bfloat16(), by)
     assert half.dtype is torch.bfloat16
     assert_near(half, want, 3e-2)
