@@ -1,4 +1,4 @@
-"""Run a matrix product and the steps around it as one kernel."""
+"""Run a product, of matrices or of a graph and features, and the steps around it as one kernel."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from gqc.policy import Policy
 
 GEMM, EPILOGUE, READS_FLOATS = ops.qgemm.default, ops.qgemm_epilogue.default, ops.quantize_qgemm.default
 GIVES_INT8, QUANTIZE = ops.qgemm_int8.default, ops.quantize.default
-RELU, MUL, MASK, CHOOSE = aten.relu.default, aten.mul.Tensor, aten.le.Scalar, aten.where.ScalarSelf
+SPMM, INT8_SPMM = ops.spmm.default, (ops.qspmm.default, ops.qspmm_int4.default)
+RELU, MASK, CHOOSE = aten.relu.default, aten.le.Scalar, aten.where.ScalarSelf
+MUL, DIV = aten.mul.Tensor, aten.div.Tensor
 
 LEFT_ALONE = ("cpu",)
 """Kinds of devices whose products are not fused."""
+
+_ROUNDINGS = (QUANTIZE, ops.quantize_int4.default)
 
 MOST_CONTRACTED = 512
 """With more contracted indices a second product takes longer than writing and reading the float matrix."""
 
 
 def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
-    """Let int8 matrix products quantize what they read, finish what they compute and write it in int8.
+    """Let int8 matrix products quantize what they read, finish what they compute and write it in int8, and sums over
+    neighbours scale their rows.
 
     On GPUs: on the CPU the programs of :func:`fuse_pointwise` write int8 copies themselves, and would lose them to the
     products that read them.
@@ -36,6 +41,8 @@ def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
         mask of a ReLU is then one bit an element.
     Does: in this order, each where nothing else reads the float matrix between,
 
+        - factors of the rows of an SPMM's result, as a mean over neighbours divides by degrees, in full precision and
+          quantized: part of the SPMM, which also gives the absmax for a ``quantize`` that follows;
         - row scale and ReLU after a product: part of it, which also gives the absmax for a ``quantize`` that follows;
           the backward of the ReLU reads bits;
         - a ``quantize`` of its result: the product is computed twice, first for its absmax, then in int8;
@@ -49,6 +56,8 @@ def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
     if joint.device.type in LEFT_ALONE:
         return report
     fusion = _Fusion(joint, report)
+    for node in [n for n in joint.graph.nodes if n.target is SPMM or n.target in INT8_SPMM]:
+        fusion.scale_rows(node)
     for node in _products(joint):
         fusion.finish(node)
     for node in _products(joint):
@@ -168,6 +177,30 @@ class _Fusion:
         self._say(fused, FUSED, f"quantizes {rounding['x'].name} while it reads it and stores the int8 copy")
         drop_unused(self.joint.graph)
 
+    def scale_rows(self, spmm: fx.Node) -> None:
+        """Take the factors of the rows of an SPMM's result into the SPMM."""
+        value = spmm if spmm.target is SPMM else pick(spmm, 0)
+        step = _only_reader(value)
+        factors = None if step is None else _row_factors(step, value, divides=True)
+        if step is None or factors is None or by_name(spmm)["rows"] is not None:
+            return
+        if value.meta["val"].dtype is torch.float64:
+            return self._say(spmm, UNFUSED, "its row factors are float64, which the kernel does not read")
+        if self._updates_between(spmm, step):
+            return None
+        given, divide = by_name(spmm), step.target is DIV
+        with self.joint.graph.inserting_before(step):
+            given.update(rows=_float32(_vector(factors), value), divide=divide)
+            fused = result = self._fused(spmm.target, tuple(given.values()), spmm)
+        if spmm.target is not SPMM:
+            result, absmax = pick(fused, 0, f"{step.name}_out"), pick(fused, 1, f"{step.name}_absmax")
+            for reader in [u for u in step.users if u.target in _ROUNDINGS and u.args[1] is None]:
+                reader.update_arg(1, absmax)
+        step.replace_all_uses_with(result)
+        self._say(fused, FUSED, f"{'divides' if divide else 'multiplies'} rows by {factors.name} ({step.name})")
+        drop_unused(self.joint.graph)
+        return None
+
     def _reads_rows(self, reader: fx.Node, int8: fx.Node, scale: fx.Node) -> bool:
         if reader.target not in (GEMM, EPILOGUE):
             return False
@@ -205,20 +238,33 @@ def _only_reader(value: fx.Node) -> fx.Node | None:
     return readers[0] if len(readers) == 1 and readers[0].op != "output" else None
 
 
-def _row_factors(step: fx.Node, value: fx.Node) -> fx.Node | None:
-    """The factors ``[M, 1]`` by which a step multiplies the rows of a matrix."""
-    if step.target is not MUL or step.meta["val"].dtype != value.meta["val"].dtype:
+def _row_factors(step: fx.Node, value: fx.Node, divides: bool = False) -> fx.Node | None:
+    """The factors, ``[M]`` or ``[M, 1, ...]``, by which a step multiplies or divides the rows of a tensor."""
+    if step.target not in ((MUL, DIV) if divides else (MUL,)) or step.meta["val"].dtype != value.meta["val"].dtype:
         return None
     factors = step.args[1] if step.args[0] is value else step.args[0]
-    if factors is value or not is_tensor(factors):
+    if factors is value or not is_tensor(factors) or (step.target is DIV and step.args[0] is not value):
         return None
-    shape, rows = factors.meta["val"].shape, value.meta["val"].shape[0]  # type: ignore[union-attr]
-    column = len(shape) == 2 and statically_known_true(shape[1] == 1) and statically_known_true(shape[0] == rows)
-    return factors if column and factors.meta["val"].is_floating_point() else None  # type: ignore[return-value,union-attr]
+    given, sizes = factors.meta["val"], value.meta["val"].shape  # type: ignore[union-attr]
+    column = given.dim() == len(sizes) and all(statically_known_true(size == 1) for size in given.shape[1:])
+    rows = column and statically_known_true(given.shape[0] == sizes[0])
+    return factors if rows and given.is_floating_point() else None  # type: ignore[return-value]
 
 
 def _vector(column: fx.Node) -> fx.Node:
-    return call(aten.squeeze.dim, (column, 1), column, f"{column.name}_row")
+    rank = column.meta["val"].dim()
+    if rank == 1:
+        return column
+    target, axes = (aten.squeeze.dim, 1) if rank == 2 else (aten.squeeze.dims, list(range(1, rank)))
+    return call(target, (column, axes), column, f"{column.name}_row")
+
+
+def _float32(factors: fx.Node, like: fx.Node) -> fx.Node:
+    """Factors in the dtype in which a step computes with ``like``, as float32."""
+    for dtype in (like.meta["val"].dtype, torch.float32):
+        if factors.meta["val"].dtype is not dtype:
+            factors = call(aten._to_copy.default, (factors,), factors, f"{factors.name}_{_name(dtype)}", dtype=dtype)
+    return factors
 
 
 def _dtype(product: fx.Node) -> torch.dtype:

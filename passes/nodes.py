@@ -210,16 +210,16 @@ def pick(node: fx.Node, index: int, name: str | None = None) -> fx.Node:
     return picked
 
 
-def call(target: Callable[..., Any], args: tuple[Any, ...], like: fx.Node, name: str) -> fx.Node:
+def call(target: Callable[..., Any], args: tuple[Any, ...], like: fx.Node, name: str, **options: Any) -> fx.Node:
     """Add a call at the graph's insertion point.
 
     Its fake value comes from running the op on its arguments' fake values; origin and half are those of ``like``.
     """
-    node = like.graph.create_node("call_function", target, args, name=name)
+    node = like.graph.create_node("call_function", target, args, options, name)
     values = fx.map_arg(args, lambda n: n.meta["val"])
     modes = [v.fake_mode for n in node.all_input_nodes if hasattr(v := n.meta["val"], "fake_mode")]
     with modes[0]:
-        node.meta["val"] = target(*values)
+        node.meta["val"] = target(*values, **options)
     for key in ("custom", "partitioner_tag"):
         if key in like.meta:
             node.meta[key] = like.meta[key]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import gqc
 from gqc.passes import apply, fuse_kernels, partition, run
 from gqc.passes.int8_copies import is_copy, lifetimes
+from gqc.passes.nodes import by_name
 from gqc.passes.report import FUSED, UNFUSED
 from gqc.policy import Policy
 from tests.passes.models import CLASSES, HIDDEN, MODELS, WIDTH, OnRelation, TwoLayers, case, graph_and_features, ops
@@ -136,6 +137,93 @@ def test_the_product_rounds_what_it_reads():
     graph, report = fuse(lambda x, w: product(x, w)[0], *x_and_w())
     assert targets(graph) == ["quantize", "quantize_qgemm"]
     assert "while it reads it" in report.decisions[0].reason
+
+
+STEPS = {"mul.Tensor", "div.Tensor"}
+AGGREGATIONS = (ops.spmm.default, ops.qspmm.default, ops.qspmm_int4.default)
+
+
+def relation_and_sums(nodes: int = 30) -> tuple[list[Tensor], Tensor]:
+    g = ops.relation.default(torch.randint(0, nodes, (90,)), torch.randint(0, nodes, (90,)), nodes, nodes)
+    return g, torch.randn(nodes, 12)
+
+
+def aggregated(g: list[Tensor], x: Tensor, dtype: torch.dtype = FLOAT) -> Tensor:
+    return ops.qspmm.default(g, "copy_lhs", *int8(x), None, None, dtype)[0]
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BFLOAT])
+@pytest.mark.parametrize("divide", [False, True])
+def test_row_factors_become_part_of_an_aggregation(divide, dtype):
+    g, x = relation_and_sums()
+    degree = (torch.rand(30, 1) + 0.5).to(dtype)
+
+    def function(x):
+        h = aggregated(g, x, dtype)
+        return int8(h / degree if divide else degree * h)
+
+    graph, report = fuse(function, x)
+    (total,) = (n for n in graph.graph.nodes if n.target is ops.qspmm.default)
+    rounding = next(n for n in reversed(graph.graph.nodes) if n.target is ops.quantize.default)
+    assert not STEPS & set(targets(graph))
+    assert total.args[-1] is divide
+    assert rounding.args[1].args == (total, 1)
+    assert [d.action for d in report.decisions] == [FUSED]
+    assert ("divides rows by" if divide else "multiplies rows by") in report.decisions[0].reason
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_row_factors_of_any_rank_in_full_precision(shape):
+    g, _ = relation_and_sums()
+    factors = torch.rand(30, *[1] * len(shape))
+    graph, report = fuse(lambda x: ops.spmm.default(g, "copy_lhs", x, None) * factors, torch.randn(30, *shape))
+    assert not STEPS & set(targets(graph))
+    assert [d.action for d in report.decisions] == [FUSED]
+
+
+def test_packed_aggregations_too():
+    g, x = relation_and_sums()
+
+    def function(x, degree):
+        packed = ops.quantize_int4.default(x, None, None, 0, 4, False)
+        return ops.qspmm_int4.default(g, "copy_lhs", *packed, [12], None, FLOAT)[0] / degree
+
+    graph, _ = fuse(function, x, torch.rand(30, 1) + 0.5)
+    assert not STEPS & set(targets(graph))
+
+
+APART = {
+    "two readers": lambda g, x, d: ((y := aggregated(g, x)) / d, y),
+    "the sums divide": lambda g, x, d: d / aggregated(g, x),
+    "a number a feature": lambda g, x, d: aggregated(g, x) * torch.ones(1, 12),
+    "more precise factors": lambda g, x, d: aggregated(g, x) / d.double(),
+    "rows already": lambda g, x, d: ops.spmm.default(g, "copy_lhs", x, None, d[:, 0], True) * d,
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_other_steps_stay_behind_an_aggregation(name):
+    g, x = relation_and_sums()
+    graph, report = fuse(lambda x, d: APART[name](g, x, d), x, torch.rand(30, 1) + 0.5)
+    assert STEPS & set(targets(graph))
+    assert not report.decisions
+
+
+def test_factors_in_double_precision_stay_apart_and_the_report_says_so():
+    g, x = relation_and_sums()
+    graph, report = fuse(
+        lambda x, d: ops.spmm.default(g, "copy_lhs", x, None) * d, x.double(), torch.rand(30, 1).double()
+    )
+    assert STEPS & set(targets(graph))
+    assert [(d.action, "are float64" in d.reason) for d in report.decisions] == [(UNFUSED, True)]
+
+
+@pytest.mark.parametrize(("name", "bits"), [("gcn", 32), ("gcn", 8), ("sage", 4)])
+def test_models_scale_rows_in_their_aggregations(name, bits):
+    prepared = case(MODELS[name]())
+    run(prepared.joint, Policy(bits=bits, min_size=0, skip=PROGRAMS))
+    calls = [n for n in prepared.joint.graph.nodes if n.target in AGGREGATIONS]
+    assert any(by_name(n)["rows"] is not None for n in calls)
 
 
 def test_other_readers_take_the_copy_that_the_product_stores():

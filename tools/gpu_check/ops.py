@@ -23,7 +23,8 @@ from tools.gpu_check.record import Found, attempt
 gqc_ops = torch.ops.gqc
 FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 _BROADCASTS = [((4, 8), (4, 1)), ((2, 6), (1, 1)), ((1, 12), (3, 1)), ((2, 1, 6), (3, 1))]
-_TOLERANCE = 2e-5
+_TOLERANCE = {FLOAT: 2e-5, BFLOAT: 2**-6, HALF: 2**-9}
+"""Of the largest value; in half precision, sums on both sides of a boundary are rounded apart, then their products."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,22 @@ def _spmm(x: Inputs) -> Iterator[Case]:
             yield Case(f"mul {label}, float weights", "qspmm", (g, "mul", uq, us, e, None, BFLOAT), exact=False)
             packed, scale = x.int4(*u.shape)
             yield Case(label, "qspmm_int4", (g, "copy_lhs", packed, scale, list(shapes[0]), None, FLOAT))
+        for width in x.widths:
+            yield from _spmm_by_rows(x, g, width)
+
+
+def _spmm_by_rows(x: Inputs, g: list[Tensor], width: int) -> Iterator[Case]:
+    rows, u, (uq, us), (packed, scale) = (
+        x.floats(x.targets),
+        *(make(x.sources, width) for make in (x.floats, x.int8, x.int4)),
+    )
+    for divide in (False, True):
+        for dtype in (FLOAT, BFLOAT, HALF):
+            last, label = (dtype, rows, divide), f"width {width}, rows {'divided' if divide else 'times'}, {dtype}"
+            yield Case(label, "qspmm", (g, "copy_lhs", uq, us, None, None, *last))
+            yield Case(label, "qspmm_int4", (g, "copy_lhs", packed, scale, [width], None, *last))
+            arguments = (g, "copy_lhs", u.to(dtype), None, rows, divide)
+            yield Case(label, "spmm", arguments, False, spmm_reference.spmm if dtype is FLOAT else None)
 
 
 def _spmm_cmp(x: Inputs) -> Iterator[Case]:
@@ -312,7 +329,7 @@ def _tensors(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _error(got: Tensor, want: Tensor) -> float:
     finite = want[want.isfinite()]
     scale = max(float(finite.abs().max()), 1e-30) if finite.numel() else 1.0
-    tolerance = _TOLERANCE if got.dtype is not BFLOAT else 2**-8
+    tolerance = _TOLERANCE.get(got.dtype, _TOLERANCE[FLOAT])
     got, want = got.double(), want.double()
     torch.testing.assert_close(got, want, rtol=0, atol=tolerance * scale, equal_nan=True)
     return float((got - want).nan_to_num(0.0, 0.0, 0.0).abs().max()) / scale if got.numel() else 0.0
