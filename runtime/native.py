@@ -29,6 +29,8 @@ SIGNATURES = {
     # graph
     "spmm": "iiiipppppppiip",
     "qspmm": "iiiipppppppippiipp",
+    "spmm_pointwise": "iiiippppppipppp",
+    "qspmm_pointwise": "iiiippppppppipppp",
     "spmm_cmp": "iiiipppppipp",
     "spmm_cmp_bwd": "iiippppip",
     "spmm_cmp_bwd_src": "iiipppip",

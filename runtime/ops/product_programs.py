@@ -12,8 +12,13 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime.ops.library import define
+from gqc.runtime import kernels
+from gqc.runtime.ops import qspmm, spmm
+from gqc.runtime.ops.graph_arguments import check_floats, check_operands, operands, result_dtype
+from gqc.runtime.ops.library import define, refuse_gradient
+from gqc.runtime.ops.tile_program import tile_program
 from gqc.runtime.pointwise.program import parse
+from gqc.runtime.relation import num_dst
 
 ops = torch.ops.gqc
 
@@ -86,6 +91,58 @@ def _spmm_pointwise(
     return _run(product, inputs, seed, program, size)
 
 
+def _qspmm_pointwise_kernel(
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    u_scale: Tensor | None,
+    e: Tensor | None,
+    e_scale: Tensor | None,
+    dtype: torch.dtype,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+    size: Sequence[int] | None = None,
+) -> list[Tensor]:
+    name = "qspmm_pointwise"
+    _refuse_int8(name, program)
+    if not kernels.on_gpu(g[0]) and dtype in kernels.DTYPES:
+        layout, lhs, rhs = qspmm.sum_operands(name, g, op, u, u_scale, e, e_scale, dtype)
+        tiles = tile_program(name, g[0], (num_dst(g), *layout.features), inputs, seed, program, size)
+        if tiles is not None:
+            first = qspmm.sum_arguments(g, op, lhs, rhs)
+            kernels.run(g[0], name, *first, layout, kernels.dtype_code(dtype), *tiles.arguments)
+            return tiles.outputs
+    return _qspmm_pointwise(g, op, u, u_scale, e, e_scale, dtype, inputs, seed, program, size)
+
+
+def _spmm_pointwise_kernel(
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    e: Tensor | None,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+    size: Sequence[int] | None = None,
+) -> list[Tensor]:
+    name = "spmm_pointwise"
+    _refuse_int8(name, program)
+    lhs, rhs = operands(op, u, e)
+    check_operands(name, op, g, (lhs, "u"), (rhs, "e"))
+    check_floats(name, lhs, rhs)
+    dtype = result_dtype(lhs, rhs)
+    if not kernels.on_gpu(g[0]) and dtype in kernels.DTYPES:
+        refuse_gradient(name, lhs, rhs)
+        known, lhs, rhs = spmm.float_operands(op, lhs, rhs)
+        layout, first = spmm.sum_arguments(g, known, lhs, rhs)
+        tiles = tile_program(name, g[0], (num_dst(g), *layout.features), inputs, seed, program, size)
+        if tiles is not None:
+            kernels.run(g[0], name, *first, layout, kernels.dtype_code(dtype), *tiles.arguments)
+            return tiles.outputs
+    return _spmm_pointwise(g, op, u, e, inputs, seed, program, size)
+
+
 def _run(
     product: Tensor, inputs: Sequence[Tensor], seed: Tensor | None, program: str, size: Sequence[int] | None
 ) -> list[Tensor]:
@@ -119,12 +176,12 @@ define(
     "qspmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? u_scale, Tensor? e, Tensor? e_scale, ScalarType dtype, "
     "Tensor[] inputs, Tensor? seed, str program, "
     "int[]? size=None) -> Tensor[]",
-    kernel=_qspmm_pointwise,
+    kernel=_qspmm_pointwise_kernel,
     fake=_qspmm_pointwise,
 )
 define(
     "spmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? e, Tensor[] inputs, Tensor? seed, str program, "
     "int[]? size=None) -> Tensor[]",
-    kernel=_spmm_pointwise,
+    kernel=_spmm_pointwise_kernel,
     fake=_spmm_pointwise,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,14 @@ from gqc.runtime.ops.spmm_cmp import best_rows
 from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst, num_edges
 
 
+class Operand(NamedTuple):
+    """Features, the address of the rows of them that entries read, and their scale if they are quantized."""
+
+    data: Tensor | None
+    rows: int
+    scale: Tensor | None
+
+
 def _qspmm(
     g: list[Tensor],
     op: str,
@@ -38,42 +48,66 @@ def _qspmm(
     rows: Tensor | None = None,
     divide: bool = False,
 ) -> tuple[Tensor, Tensor]:
+    rows = row_factors("qspmm", g, rows)
+    refuse_gradient("qspmm", rows)
+    layout, lhs, rhs = sum_operands("qspmm", g, op, u, u_scale, e, e_scale, dtype)
+    return _sum(g, op, layout, lhs, rhs, rows, divide, dtype, packed=False)
+
+
+def sum_operands(
+    name: str,
+    g: list[Tensor],
+    op: str,
+    u: Tensor | None,
+    u_scale: Tensor | None,
+    e: Tensor | None,
+    e_scale: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[FeatureLayout, Operand, Operand]:
+    """What the kernels read of checked operands; the first one is the one that a copy reads.
+
+    Raises:
+        KernelError: naming the operand of the op ``name`` that does not fit.
+    """
     if op not in ("copy_lhs", "copy_rhs", "mul"):
-        raise KernelError(f"gqc.qspmm: operation {op!r}: expected copy_lhs, copy_rhs or mul")
+        raise KernelError(f"gqc.{name}: operation {op!r}: expected copy_lhs, copy_rhs or mul")
     u, e = operands(op, u, e)
     u_scale, e_scale = operands(op, u_scale, e_scale)
-    check_operands("qspmm", op, g, (u, "u"), (e, "e"))
-    check_quantized("qspmm", (u, u_scale), (e, e_scale), dtype=dtype)
-    rows = row_factors("qspmm", g, rows)
-    refuse_gradient("qspmm", u, e, rows)
+    check_operands(name, op, g, (u, "u"), (e, "e"))
+    check_quantized(name, (u, u_scale), (e, e_scale), dtype=dtype)
+    refuse_gradient(name, u, e)
     u, e = quantized_or_float32(u, u_scale), quantized_or_float32(e, e_scale)
     sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
-    lhs, rhs = (u, sources, u_scale), (e, eids, e_scale)
+    lhs, rhs = Operand(u, sources, u_scale), Operand(e, eids, e_scale)
     if u is None:
         lhs, rhs = rhs, lhs
-    return _sum(g, op, layout_of(op, lhs[0], rhs[0]), lhs, rhs, rows, divide, dtype, packed=False)
+    return layout_of(op, lhs.data, rhs.data), lhs, rhs
+
+
+def sum_arguments(g: list[Tensor], op: str, lhs: Operand, rhs: Operand) -> tuple[int | None, ...]:
+    """The first arguments of the kernels: the matrix and the operands."""
+    matrix = OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()
+    return (*matrix, *(x for one in (lhs, rhs) for x in (address(one.data), one.rows, address(one.scale))))
 
 
 def _sum(
     g: list[Tensor],
     op: str,
     layout: FeatureLayout,
-    lhs: tuple[Tensor | None, int, Tensor | None],
-    rhs: tuple[Tensor | None, int, Tensor | None],
+    lhs: Operand,
+    rhs: Operand,
     factors: Tensor | None,
     divide: bool,
     dtype: torch.dtype,
     packed: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Run the kernel on operands, the addresses of the rows that entries read, and scales."""
     out = kernels.empty(g[0], (num_dst(g), *layout.features), torch.float32 if dtype is torch.float64 else dtype)
     absmax = kernels.new_absmax(out) if out.numel() else out.new_zeros((), dtype=torch.float32)
     if out.numel():
         kernels.run(
             out,
             "qspmm",
-            *(OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()),
-            *(address(lhs[0]), lhs[1], address(lhs[2]), address(rhs[0]), rhs[1], address(rhs[2])),
+            *sum_arguments(g, op, lhs, rhs),
             *(packed, layout, address(factors), divide, dtype_code(out.dtype), out.data_ptr(), absmax.data_ptr()),
         )
     return out.to(dtype), absmax
@@ -133,7 +167,7 @@ def _qspmm_int4(
     if e is not None:
         e, edge_features = graph_operand("qspmm_int4", e, None, None)
     layout = layout_of_features(op, features, features if e is None else edge_features)
-    lhs, rhs = (u, g[CSC_INDICES].data_ptr(), u_scale), (e, g[CSC_EIDS].data_ptr(), None)
+    lhs, rhs = Operand(u, g[CSC_INDICES].data_ptr(), u_scale), Operand(e, g[CSC_EIDS].data_ptr(), None)
     return _sum(g, op, layout, lhs, rhs, rows, divide, dtype, packed=kernels.on_gpu(u))
 
 

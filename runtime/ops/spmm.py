@@ -11,7 +11,7 @@ from gqc.runtime import kernels
 from gqc.runtime.features import out_features, reduce_features
 from gqc.runtime.kernels import dtype_code
 from gqc.runtime.ops.edge_gradient import sum_of_products
-from gqc.runtime.ops.feature_layout import OP_CODES, layout_of
+from gqc.runtime.ops.feature_layout import OP_CODES, FeatureLayout, layout_of
 from gqc.runtime.ops.graph_arguments import (
     address,
     check_floats,
@@ -38,21 +38,15 @@ def _spmm(
     dtype = result_dtype(u, e)
     if dtype is torch.float64:
         return reference(g, op, u, e, rows, divide)
-    if op == "sub":
-        op, e = "add", -e
-    u, e = (None if x is None else float32(x) for x in (u, e))
-    sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
-    lhs, lhs_rows, rhs, rhs_rows = (e, eids, None, None) if u is None else (u, sources, e, eids)
-    layout = layout_of(op, lhs, rhs)
-    out = kernels.empty(lhs, (num_dst(g), *layout.features), dtype)
+    op, u, e = float_operands(op, u, e)
+    layout, arguments = sum_arguments(g, op, u, e)
+    out = kernels.empty(g[0], (num_dst(g), *layout.features), dtype)
 
     def one_kernel() -> Tensor:
         kernels.run(
             out,
             "spmm",
-            *(OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()),
-            *(lhs.data_ptr(), lhs_rows, address(rhs), rhs_rows, layout),
-            *(address(rows), divide, dtype_code(dtype), out.data_ptr()),
+            *(*arguments, layout, address(rows), divide, dtype_code(dtype), out.data_ptr()),
         )
         return out
 
@@ -64,6 +58,24 @@ def _spmm(
 
         return fastest_spmm(g, op, u, e, one_kernel, finish, kernels.clock(out))
     return one_kernel() if out.numel() else out
+
+
+def float_operands(op: str, u: Tensor | None, e: Tensor | None) -> tuple[str, Tensor | None, Tensor | None]:
+    """An operation that the kernels know, with operands as they read them."""
+    if op == "sub":
+        op, e = "add", -e
+    u, e = (None if x is None else float32(x) for x in (u, e))
+    return op, u, e
+
+
+def sum_arguments(
+    g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None
+) -> tuple[FeatureLayout, tuple[int | None, ...]]:
+    """How the operands are read, and the first arguments of the kernels: the matrix and the operands."""
+    sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
+    lhs, lhs_rows, rhs, rhs_rows = (e, eids, None, None) if u is None else (u, sources, e, eids)
+    matrix = OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()
+    return layout_of(op, lhs, rhs), (*matrix, address(lhs), lhs_rows, address(rhs), rhs_rows)
 
 
 def _fake(

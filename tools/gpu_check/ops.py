@@ -173,6 +173,15 @@ def _spmm(x: Inputs) -> Iterator[Case]:
             yield Case(label, "qspmm_int4", (g, "copy_lhs", packed, scale, list(shapes[0]), None, FLOAT))
         for width in x.widths:
             yield from _spmm_by_rows(x, g, width)
+            yield from _spmm_pointwise(x, g, width)
+
+
+def _spmm_pointwise(x: Inputs, g: list[Tensor], width: int) -> Iterator[Case]:
+    program = "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); return bfloat16(v2), absmax(v2)"
+    u, (uq, us), last = x.floats(x.sources, width), x.int8(x.sources, width), (x.floats(x.targets, 1), x.floats(width))
+    yield Case(f"width {width}", "spmm_pointwise", (g, "copy_lhs", u, None, last, None, program), exact=False)
+    operands = (uq, us, None, None, BFLOAT)
+    yield Case(f"width {width}", "qspmm_pointwise", (g, "copy_lhs", *operands, last, None, program))
 
 
 def _spmm_by_rows(x: Inputs, g: list[Tensor], width: int) -> Iterator[Case]:

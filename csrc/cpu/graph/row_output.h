@@ -1,8 +1,13 @@
-// Where the sums of a matrix's rows go.
+// Writes the sums of a matrix's rows to a tensor.
 #pragma once
 
+#include <type_traits>
+
+#include "common/buffer.h"
 #include "common/scalar.h"
-#include "cpu/graph/vector.h"
+#include "cpu/graph/row_blocks.h"
+#include "cpu/graph/row_sums.h"
+#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
@@ -13,38 +18,91 @@ struct RowOutput {
     int64_t dtype;
     const float* factors;  // or null
     int64_t divide;
+};
 
-    // Writes `sum` of row `row` to the elements from `at` on and returns their values.
-    template <int Lanes>
-    Vector<float, Lanes> put_sums(Vector<float, Lanes> sum, int64_t row, int64_t at) const {
-        if (dtype != kFloat32 || factors) return put_rounded<Lanes>(sum, row, at);
-        put(static_cast<float*>(out) + at, sum);
-        return sum;
+class RowWriter {
+  public:
+    struct Job {
+        const RowSums& sums;
+        const RowOutput& output;
+        int64_t width, block;
+        bool streamed;
+        int32_t* largest;
+    };
+
+    explicit RowWriter(const Job& job)
+        : job_(job), tile_(job.block * job.width), rounded_(job.output.dtype ? job.block * job.width : 0) {}
+
+    bool ok() const { return tile_.ok() && rounded_.ok(); }
+
+    void block(int64_t first, int64_t last, int64_t /*part*/) {
+        typed(job_.output.out, job_.output.dtype, [&](auto* out) { write(first, last, out + first * job_.width); });
+    }
+
+    void end() const {
+        if (job_.streamed) end_stream();
+        raise(job_.largest, seen_);
     }
 
   private:
-    template <int Lanes>
-    __attribute__((noinline)) Vector<float, Lanes> put_rounded(Vector<float, Lanes> sum, int64_t row,
-                                                               int64_t at) const {
-        typed(out, dtype, [&](auto* to) {
-            sum = put_as<Lanes>(to + at, sum);
-            if (factors) sum = put_as<Lanes>(to + at, divide ? sum / factors[row] : sum * factors[row]);
-        });
-        return sum;
+    template <typename T>
+    void write(int64_t first, int64_t last, T* out) {
+        const int64_t count = (last - first) * job_.width;
+        T* const elements = job_.streamed ? reinterpret_cast<T*>(rounded_.get()) : out;
+        float* const values = job_.streamed ? tile_.get() : floats_for(out, tile_.get());
+        job_.sums.rows(first, last, values);
+        if (job_.output.factors) {
+            if (!std::is_same_v<T, float>) {
+                store_all(values, count, elements);
+                load_all(elements, count, values);
+            }
+            scale(first, last, values);
+        }
+        int32_t largest = seen_;
+        for (int64_t i = 0; i < count; ++i) {
+            const int32_t m = static_cast<int32_t>(magnitude(values[i]));
+            largest = m > largest ? m : largest;
+        }
+        seen_ = largest;
+        store_all(values, count, elements);
+        if (job_.streamed) {
+            const void* const from = std::is_same_v<T, float> ? static_cast<const void*>(values) : elements;
+            stream(from, count * static_cast<int64_t>(sizeof(T)), out);
+        }
     }
 
-    template <int Lanes, typename T>
-    static Vector<float, Lanes> put_as(T* to, Vector<float, Lanes> x) {
-        float values[Lanes];
-        put(values, x);
-        if constexpr (std::is_same_v<T, float>) {
-            put(to, x);
-        } else {
-            store_all(values, Lanes, to);
-            load_all(to, Lanes, values);
+    void scale(int64_t first, int64_t last, float* values) const {
+        for (int64_t v = first; v < last; ++v, values += job_.width) {
+            const float factor = job_.output.factors[v];
+            if (job_.output.divide)
+                for (int64_t i = 0; i < job_.width; ++i) values[i] /= factor;
+            else
+                for (int64_t i = 0; i < job_.width; ++i) values[i] *= factor;
         }
-        return fetch<float, Lanes, 1>(values);
     }
+
+    const Job job_;
+    const Buffer<float> tile_;
+    const Buffer<uint16_t> rounded_;
+    int32_t seen_ = 0;
 };
+
+// Writes all rows, of `width` elements; *largest gets the magnitude() of the largest element.
+template <typename Index>
+Error write_rows(int64_t threads, Rows<Index> rows, int64_t width, const RowSums& sums, const RowOutput& output,
+                 float* largest) {
+    const RowBlocks<Index> blocks(rows, width);
+    int32_t seen = 0;
+    const int64_t bytes = rows.count * width * (output.dtype ? 2 : 4);
+    const Error error =
+        for_row_blocks<RowWriter>(threads, blocks,
+                                  RowWriter::Job{sums, output, width, blocks.block, is_streamed(bytes), &seen});
+    typed(output.out, output.dtype, [&](auto* out) {
+        std::remove_pointer_t<decltype(out)> rounded;
+        store(&rounded, float_of(static_cast<uint32_t>(seen)));
+        *largest = load(rounded);
+    });
+    return error;
+}
 
 }  // namespace gqc::GQC_ISA

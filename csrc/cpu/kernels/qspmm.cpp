@@ -1,6 +1,9 @@
 // SPMM on INT8 operands. The sum is over the quantized values, the scale comes once for each element of the output.
 
 #include "common/kernel.h"
+#include "cpu/graph/row_output.h"
+#include "cpu/graph/row_program.h"
+#include "cpu/graph/sum_bytes.h"
 #include "cpu/graph/sum_rows.h"
 
 namespace gqc::GQC_ISA {
@@ -23,38 +26,60 @@ struct QuantizedOperand {
 
 template <typename Index>
 struct QuantizedSpmm {
-    int64_t threads;
     Rows<Index> rows;
     QuantizedOperand<Index> lhs, rhs;
     const FeatureLayout& layout;
-    RowOutput out;
-    int32_t* largest;
 
-    QuantizedSpmm swapped(const FeatureLayout& layout) const { return {threads, rows, rhs, lhs, layout, out, largest}; }
-
-    template <typename Op, typename A, typename B, int StepB>
-    Error sum() const {
+    template <typename Op, typename A, typename B, int StepB, typename Body>
+    Error sum(const Body& body) const {
         const float scale = lhs.factor() * rhs.factor();
-        return SumRows<Op, A, 1, B, StepB, Index>(rows, lhs.template as<A>(), rhs.template as<B>(), layout, scale, out)
-            .template run<8>(threads, largest);
+        const SumRows<Op, A, 1, B, StepB, 8, Index> sums(rows, lhs.template as<A>(), rhs.template as<B>(), layout,
+                                                         scale);
+        return sums.ok() ? body(RowSums(sums)) : kOutOfMemory;
     }
 
-    Error run(int64_t op) const {
-        if (op == kCopy) return sum<Copy, int8_t, float, 1>();
+    // Calls body(the sums of rows).
+    template <typename Body>
+    Error run(int64_t op, const Body& body) const {
+        if (op == kCopy) return copy(body);
         if (op != kMul) return kUnknownOp;
         // Operands commute: the first one is not the one that a run repeats and, where none is, not the float one.
         if (layout.lhs_step == 0 || (layout.rhs_step == 1 && lhs.is_float()))
-            return swapped(layout.swapped()).multiply();
-        return multiply();
+            return QuantizedSpmm{rows, rhs, lhs, layout.swapped()}.multiply(body);
+        return multiply(body);
     }
 
-    Error multiply() const {
+    template <typename Body>
+    Error copy(const Body& body) const {
+        if (layout.width() < SumBytes<Index>::kLeastWidth) return sum<Copy, int8_t, float, 1>(body);
+        const SumBytes<Index> sums(rows, lhs.template as<int8_t>(), layout.width(), lhs.factor() * rhs.factor());
+        return body(RowSums(sums));
+    }
+
+    template <typename Body>
+    Error multiply(const Body& body) const {
         const bool repeats = layout.rhs_step == 0;
-        if (lhs.is_float()) return sum<Mul, float, int8_t, 0>();
-        if (rhs.is_float()) return repeats ? sum<Mul, int8_t, float, 0>() : sum<Mul, int8_t, float, 1>();
-        return repeats ? sum<Mul, int8_t, int8_t, 0>() : sum<Mul, int8_t, int8_t, 1>();
+        if (lhs.is_float()) return sum<Mul, float, int8_t, 0>(body);
+        if (rhs.is_float()) return repeats ? sum<Mul, int8_t, float, 0>(body) : sum<Mul, int8_t, float, 1>(body);
+        return repeats ? sum<Mul, int8_t, int8_t, 0>(body) : sum<Mul, int8_t, int8_t, 1>(body);
     }
 };
+
+// Calls body(matrix, the sums of its rows).
+template <typename Body>
+Error with_sums(int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const void* lhs, const void* lhs_rows,
+                const float* lhs_scale, const void* rhs, const void* rhs_rows, const float* rhs_scale,
+                const FeatureLayout& layout, const Body& body) {
+    return with_index(is_int64, [&](auto index) {
+        using Index = decltype(index);
+        const Rows<Index> matrix{static_cast<const Index*>(indptr), rows};
+        const QuantizedSpmm<Index> spmm{matrix,
+                                        {lhs, static_cast<const Index*>(lhs_rows), lhs_scale},
+                                        {rhs, static_cast<const Index*>(rhs_rows), rhs_scale},
+                                        layout};
+        return spmm.run(op, [&](const RowSums& sums) { return body(matrix, sums); });
+    });
+}
 
 }  // namespace
 
@@ -64,20 +89,22 @@ GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, i
                   const void* lhs, const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
                   const float* rhs_scale, int64_t /*packed*/, const FeatureLayout* layout, const float* factors,
                   int64_t divide, int64_t dtype, void* out, float* absmax) {
-    return with_index(is_int64, [&](auto index) {
-        using Index = decltype(index);
-        int32_t largest = 0;
-        const Error error = QuantizedSpmm<Index>{threads,
-                                                 {static_cast<const Index*>(indptr), rows},
-                                                 {lhs, static_cast<const Index*>(lhs_rows), lhs_scale},
-                                                 {rhs, static_cast<const Index*>(rhs_rows), rhs_scale},
-                                                 *layout,
-                                                 {out, dtype, factors, divide},
-                                                 &largest}
-                                .run(op);
-        *absmax = float_of(static_cast<uint32_t>(largest));
-        return error;
-    });
+    const auto write = [&](auto matrix, const RowSums& sums) {
+        return write_rows(threads, matrix, layout->width(), sums, {out, dtype, factors, divide}, absmax);
+    };
+    return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout, write);
+}
+
+// A pointwise program on what qspmm computes, see ProgramArguments.
+GQC_KERNEL(qspmm_pointwise)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/,
+                            const void* indptr, const void* lhs, const void* lhs_rows, const float* lhs_scale,
+                            const void* rhs, const void* rhs_rows, const float* rhs_scale,
+                            const FeatureLayout* layout, int64_t dtype, const int64_t* numbers,
+                            const void* const* inputs, void* const* outputs, const int64_t* seed) {
+    const auto run = [&](auto matrix, const RowSums& sums) {
+        return run_on_rows(threads, matrix, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
+    };
+    return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout, run);
 }
 
 }  // namespace gqc::GQC_ISA

@@ -1,0 +1,29 @@
+// What computes the sums of a matrix's rows, known to its users by an address: they are compiled once for all sums.
+#pragma once
+
+#include "cpu/graph/rows.h"
+
+namespace gqc::GQC_ISA {
+
+// As kAhead, for rows of `bytes`: as many as keep what a core can wait for at once filled.
+inline int64_t entries_ahead(int64_t bytes) {
+    return bytes <= 128 ? 32 : bytes <= 256 ? 20 : kAhead;
+}
+
+class RowSums {
+  public:
+    template <typename Sums>
+    explicit RowSums(const Sums& sums)
+        : sums_(&sums), rows_([](const void* sums, int64_t first, int64_t last, float* to) {
+              static_cast<const Sums*>(sums)->rows(first, last, to);
+          }) {}
+
+    // Writes the sums of rows first .. last, one row behind the other.
+    void rows(int64_t first, int64_t last, float* to) const { rows_(sums_, first, last, to); }
+
+  private:
+    const void* const sums_;
+    void (*const rows_)(const void*, int64_t, int64_t, float*);
+};
+
+}  // namespace gqc::GQC_ISA
