@@ -3,14 +3,11 @@
 
 #include <omp.h>
 
-#include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/output.h"
-#include "cpu/gemm/shape.h"
+#include "cpu/gemm/division.h"
+#include "cpu/gemm/values.h"
 #if defined(__AMX_INT8__)
-#    include "cpu/gemm/amx/block.h"
 #    include "cpu/gemm/amx/partial_product.h"
 #else
-#    include "cpu/gemm/block.h"
 #    include "cpu/gemm/partial_product.h"
 #endif
 
@@ -51,35 +48,32 @@ inline Error contract(int64_t threads, Shape shape, const Factor& left, const Fa
     return ok ? nullptr : kOutOfMemory;
 }
 
-template <int vectors, typename Worker>
-inline void write_sums_of_row(const int64_t* sums, const Epilogue& epilogue, int64_t i, int64_t j0, int64_t columns,
-                              Worker& worker) {
-    float values[vectors * kLanes] = {};
-    for (int64_t j = 0; j < columns; ++j) values[j] = static_cast<float>(sums[j]);
-    Floats y[vectors];
-    std::memcpy(&y, values, sizeof y);
-    epilogue.apply(y, i, j0);
-    write_row(y, i, j0, columns, worker);
-}
-
-// Writes the values of exact sums [m, n]. Gives the largest magnitude of what is written.
+// Writes the values of exact sums [m, n]. Gives the largest magnitude of what is written, if the output asks for it.
 template <typename Output>
-Error write_sums(Shape shape, const int64_t* wide, const Epilogue& epilogue, const Output& output, uint32_t* largest) {
-    typename Output::Worker worker(output, kBlockRows);
+Error write_sums(Shape shape, const Division& division, const int64_t* wide, const Epilogue& epilogue,
+                 const Output& output, uint32_t* largest) {
+    const int64_t n = shape.n;
+    typename Output::Worker worker(output, division.block_rows);
     if (!worker.ok()) return kOutOfMemory;
-    for (int64_t i0 = 0; i0 < shape.m; i0 += kBlockRows) {
-        const int64_t count = shape.m - i0 < kBlockRows ? shape.m - i0 : kBlockRows;
-        for (int64_t i = i0; i < i0 + count; ++i) {
-            for (int64_t j0 = 0; j0 < shape.n; j0 += kColumns) {
-                const Panel panel(shape.n, j0);
-                with_vectors(panel.vectors, [&](auto vectors) {
-                    write_sums_of_row<vectors>(wide + i * shape.n + j0, epilogue, i, j0, panel.columns, worker);
-                });
-            }
+    Largest seen;
+    const auto write_block = [&](int64_t i0, int64_t count) {
+        for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
+            const Panel panel(n, j0);
+            with_vectors(panel.vectors, [&](auto vectors) {
+                finish_panel<Output, vectors>(
+                    {i0, count, j0, panel.columns}, epilogue, n, worker.values() + j0, &seen, [&](int64_t r, int v) {
+                        const int64_t j = v * kLanes, rest = panel.columns - j < kLanes ? panel.columns - j : kLanes;
+                        const int64_t* sums = wide + (i0 + r) * n + j0 + j;
+                        float values[kLanes] = {};
+                        for (int64_t lane = 0; lane < rest; ++lane) values[lane] = static_cast<float>(sums[lane]);
+                        return load_floats(values);
+                    });
+            });
         }
         worker.complete(i0, count);
-    }
-    *largest = worker.largest();
+    };
+    for (int64_t c = 0; c < division.chunks(); ++c) division.blocks_of(c, write_block);
+    *largest = seen.over_lanes();
     return nullptr;
 }
 

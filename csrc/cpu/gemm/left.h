@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "common/buffer.h"
 #include "cpu/gemm/pack.h"
 #include "cpu/rounding.h"
+#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
@@ -30,20 +32,29 @@ struct QuantizedRows {
     int8_t* q;
     int64_t k;
     Rounding rounding;
+    bool streamed;
 
     class Worker {
       public:
-        Worker(const QuantizedRows& rows, int64_t) : rows_(rows) {}
-        bool ok() const { return true; }
+        Worker(const QuantizedRows& rows, int64_t block_rows)
+            : rows_(rows), block_(rows.streamed ? block_rows * rows.k : 0) {}
+        ~Worker() {
+            if (rows_.streamed) end_stream();
+        }
+        bool ok() const { return block_.ok(); }
+
         // i0 is a multiple of kBlockElements.
         const int8_t* read(int64_t i0, int64_t count) const {
-            const int64_t first = i0 * rows_.k;
-            rows_.rounding.apply(rows_.x + first, first, count * rows_.k, rows_.q + first);
-            return rows_.q + first;
+            const int64_t first = i0 * rows_.k, elements = count * rows_.k;
+            int8_t* const to = rows_.streamed ? block_.get() : rows_.q + first;
+            rows_.rounding.apply(rows_.x + first, first, elements, to);
+            if (rows_.streamed) stream(to, elements, rows_.q + first);
+            return to;
         }
 
       private:
         const QuantizedRows& rows_;
+        Buffer<int8_t> block_;
     };
 };
 

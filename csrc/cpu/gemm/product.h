@@ -22,6 +22,7 @@ class Product {
             const Finish& finish)
         : threads_(threads),
           shape_(shape),
+          division_(shape),
           trans_a_(trans_a),
           right_{{b, trans_b ? shape.n : shape.k, trans_b ? shape.k : shape.n, b_packed}, trans_b},
           finish_(finish),
@@ -44,18 +45,20 @@ class Product {
         return {a, trans_a_ ? shape_.k : shape_.m, trans_a_ ? shape_.m : shape_.k, a_packed};
     }
 
-    // Gives the largest magnitude of what is written. `rows` are read only if the product is by rows.
+    // Gives the largest magnitude of what is written, if the output asks for it. `rows` are read only if the product is
+    // by rows.
     template <typename Rows, typename Output>
     Error write(const Rows& rows, const Output& output, uint32_t* largest) const {
         const Epilogue epilogue{*finish_.a_scale * *finish_.b_scale, finish_.bias ? bias_.get() : nullptr,
                                 finish_.row_scale, finish_.relu};
-        if (by_rows()) return gemm_by_rows(threads_, shape_, rows, right_, epilogue, output, largest);
-        return write_sums(shape_, wide_.get(), epilogue, output, largest);
+        if (by_rows()) return gemm_by_rows(threads_, shape_, division_, rows, right_, epilogue, output, largest);
+        return write_sums(shape_, division_, wide_.get(), epilogue, output, largest);
     }
 
   private:
     int64_t threads_;
     Shape shape_;
+    Division division_;
     bool trans_a_;
     Factor right_;
     Finish finish_;

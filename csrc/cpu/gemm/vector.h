@@ -22,23 +22,25 @@ inline void store_floats(float* to, Floats value) {
     std::memcpy(to, &value, sizeof value);
 }
 
+// The first `count` lanes, from 1 on.
+inline void store_part(float* to, Floats value, int64_t count) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)value);
+#else
+    std::memcpy(to, &value, static_cast<size_t>(count) * sizeof(float));
+#endif
+}
+
+// All bits of the first `count` lanes.
+inline Sums first_lanes(int64_t count) {
+    Sums lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane < count ? ~0u : 0u;
+    return lanes;
+}
+
 // As integers magnitudes order all floats, Inf and NaN on top.
 inline Sums magnitudes(Floats x) {
     return (Sums)x & 0x7fffffffu;
-}
-
-// Bit i is set where lane i is not <= 0, so also where it is NaN.
-inline uint32_t positive_lanes(Floats x) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_NLE_UQ);
-#elif defined(__AVX2__)
-    const __m256 positive = _mm256_cmp_ps((__m256)x, _mm256_setzero_ps(), _CMP_NLE_UQ);
-    return static_cast<uint32_t>(_mm256_movemask_ps(positive));
-#else
-    uint32_t bits = 0;
-    for (int lane = 0; lane < kLanes; ++lane) bits |= static_cast<uint32_t>(!(x[lane] <= 0)) << lane;
-    return bits;
-#endif
 }
 
 // Calls f(integral_constant<int, vectors>), vectors from 1 to kVectors.

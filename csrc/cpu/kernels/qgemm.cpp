@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cpu/gemm/output.h"
 #include "cpu/gemm/product.h"
 
 namespace gqc::GQC_ISA {
@@ -11,8 +12,9 @@ namespace {
 template <typename Pointer>
 using Element = std::remove_const_t<std::remove_pointer_t<Pointer>>;
 
+// Rounding is monotone: the largest of rounded values is the largest value, rounded.
 template <typename Out>
-float rounded_peak(uint32_t largest) {
+float rounded_largest(uint32_t largest) {
     return rounded_to<Out>(float_of(largest));
 }
 
@@ -42,8 +44,9 @@ GQC_KERNEL(qgemm)(int64_t threads, const void* a, const float* a_scale, int64_t 
         using Out = Element<decltype(values)>;
         uint32_t largest = 0;
         const StoredRows rows{product.left(a, a_packed != 0)};
-        error = product.write(rows, FloatOutput<Out>{values, n, {positive, n}}, &largest);
-        *absmax = rounded_peak<Out>(largest);
+        error =
+            product.write(rows, FloatOutput<Out>{values, n, {positive, n}, is_streamed(m * n * sizeof(Out))}, &largest);
+        *absmax = rounded_largest<Out>(largest);
     });
     return error;
 }
@@ -63,12 +66,12 @@ GQC_KERNEL(qgemm_int8)(int64_t threads, const int8_t* a, const float* a_scale, c
     }
     const StoredRows rows{product.left(a, false)};
     uint32_t largest = 0;
-    if (const Error error = product.write(rows, PeakOutput{}, &largest)) return error;
+    if (const Error error = product.write(rows, LargestOnly{}, &largest)) return error;
     Error error = nullptr;
     typed(static_cast<const void*>(nullptr), dtype, [&](auto* values) {
         using Out = Element<decltype(values)>;
-        const Rounding rounding(seed, node, bits, stochastic != 0, rounded_peak<Out>(largest), scale);
-        error = product.write(rows, Int8Output<Out>{q, n, rounding, {positive, n}}, &largest);
+        const Rounding rounding(seed, node, bits, stochastic != 0, rounded_largest<Out>(largest), scale);
+        error = product.write(rows, Int8Output<Out>{q, n, rounding, {positive, n}, is_streamed(m * n)}, &largest);
     });
     return error;
 }
@@ -95,9 +98,11 @@ GQC_KERNEL(quantize_qgemm)(int64_t threads, const void* x, int64_t x_dtype, cons
         typed(out, dtype, [&](auto* values) {
             using Out = Element<decltype(values)>;
             uint32_t largest = 0;
-            const QuantizedRows<T> rows{elements, q, k, rounding};
-            if (!error) error = product.write(rows, FloatOutput<Out>{values, n, {positive, n}}, &largest);
-            *out_absmax = rounded_peak<Out>(largest);
+            const QuantizedRows<T> rows{elements, q, k, rounding, is_streamed(m * k)};
+            if (!error)
+                error = product.write(
+                    rows, FloatOutput<Out>{values, n, {positive, n}, is_streamed(m * n * sizeof(Out))}, &largest);
+            *out_absmax = rounded_largest<Out>(largest);
         });
     });
     return error;

@@ -46,7 +46,7 @@ GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const 
                                           u,
                                           stack,
                                           *u_scale * *b_scale,
-                                          {values, n, {nullptr, n}}};
+                                          {values, n, {nullptr, n}, is_streamed(destinations * n * sizeof(Out))}};
             uint32_t largest = 0;
             const Error failed =
                 for_typed_blocks<Int8Sums<Index, Out>>(threads, edges, destinations, n * k, job, &largest);

@@ -5,14 +5,11 @@
 #include <cstring>
 
 #include "common/buffer.h"
+#include "cpu/gemm/block.h"
 #include "cpu/gemm/output.h"
+#include "cpu/gemm/values.h"
 #include "cpu/typed/edges.h"
 #include "cpu/typed/packed_stack.h"
-#if defined(__AMX_INT8__)
-#    include "cpu/gemm/amx/block.h"
-#else
-#    include "cpu/gemm/block.h"
-#endif
 
 namespace gqc::GQC_ISA {
 
@@ -32,15 +29,15 @@ class Int8Sums {
     using Job = Int8Job<Index, Out>;
 
   public:
-    static constexpr int64_t kEdges = kBlockRows;  // what one product takes
+    static constexpr int64_t kEdges = (47 / kStripRows + 1) * kStripRows;  // what one product takes
 
     Int8Sums(const Job& job, int64_t destinations)
         : job_(job),
           width_(round_up(job.shape.n, kLanes)),
-          rows_(kBlockRows * job.shape.k),
+          rows_(kEdges * job.shape.k),
           sums_(destinations * width_),
           wide_(destinations * width_),
-          block_(kBlockRows, job.shape.k),
+          block_(kEdges, job.shape.k),
           worker_(job.output, destinations) {
         if (rows_.ok()) rows_.clear();
     }
@@ -67,9 +64,13 @@ class Int8Sums {
         gather_rows(job_.u, job_.shape.k, job_.edges.src + edge, count, rows_.get());
         block_.load(rows_.get(), whole_tiles(count));
         for (int64_t j0 = 0; j0 < job_.shape.n; j0 += kColumns) {
-            const int vectors = Panel(job_.shape.n, j0).vectors;
-            block_.multiply(job_.b[type], j0, vectors);
-            with_vectors(vectors, [&](auto v) { add_panel<v>(edge, count, j0); });
+            with_vectors(Panel(job_.shape.n, j0).vectors, [&](auto vectors) {
+                for (int64_t r = 0; r < count; r += kStripRows) {
+                    const int64_t rows = count - r < kStripRows ? count - r : kStripRows;
+                    block_.template multiply<vectors>(job_.b[type], j0, r, rows, strip_);
+                    add_strip<vectors>(edge + r, rows, j0);
+                }
+            });
         }
     }
 
@@ -82,7 +83,7 @@ class Int8Sums {
         worker_.complete(first_, count_);
     }
 
-    uint32_t largest() const { return worker_.largest(); }
+    uint32_t largest() const { return largest_.over_lanes(); }
 
   private:
 #if defined(__AMX_INT8__)
@@ -92,10 +93,10 @@ class Int8Sums {
 #endif
 
     template <int vectors>
-    void add_panel(int64_t edge, int64_t count, int64_t j0) {
+    void add_strip(int64_t edge, int64_t count, int64_t j0) {
         for (int64_t r = 0; r < count; ++r) {
             uint32_t* to = &sums_[(job_.edges.dst[edge + r] - first_) * width_ + j0];
-            const uint32_t* from = block_.sums(r);
+            const uint32_t* from = strip_[r];
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; ++v) {
                 const Sums sum = load_sums(to + v * kLanes) + load_sums(from + v * kLanes);
@@ -110,21 +111,18 @@ class Int8Sums {
         std::memset(sums_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(uint32_t));
     }
 
+    Floats sum_of(int64_t r, int64_t j) const {
+        if (!has_hub_) return __builtin_convertvector((Ints)load_sums(&sums_[r * width_ + j]), Floats);
+        float values[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane) values[lane] = static_cast<float>(wide_[r * width_ + j + lane]);
+        return load_floats(values);
+    }
+
     template <int vectors>
     void write_panel(int64_t j0, int64_t columns) {
-        for (int64_t r = 0; r < count_; ++r) {
-            Floats y[vectors];
-            if (has_hub_) {
-                float values[vectors * kLanes];
-                for (int j = 0; j < vectors * kLanes; ++j) values[j] = static_cast<float>(wide_[r * width_ + j0 + j]);
-                std::memcpy(&y, values, sizeof y);
-            } else {
-                for (int v = 0; v < vectors; ++v)
-                    y[v] = __builtin_convertvector((Ints)load_sums(&sums_[r * width_ + j0 + v * kLanes]), Floats);
-            }
-            for (Floats& value : y) value = value * job_.scale;
-            write_row(y, first_ + r, j0, columns, worker_);
-        }
+        finish_panel<FloatOutput<Out>, vectors>({first_, count_, j0, columns}, {job_.scale, nullptr, nullptr, false},
+                                                job_.shape.n, worker_.values() + j0, &largest_,
+                                                [&](int64_t r, int v) { return sum_of(r, j0 + v * kLanes); });
     }
 
     const Job& job_;
@@ -133,7 +131,9 @@ class Int8Sums {
     Buffer<uint32_t> sums_;
     Buffer<int64_t> wide_;
     LeftBlock block_;
+    alignas(64) uint32_t strip_[kStripRows][kColumns];
     typename FloatOutput<Out>::Worker worker_;
+    Largest largest_;
     int64_t first_ = 0, count_ = 0, in_sums_ = 0;
     bool has_hub_ = false;
 };
