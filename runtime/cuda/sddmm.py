@@ -97,9 +97,10 @@ def sddmm(
     rhs: Argument,
     rhs_rows: Argument,
     layout: FeatureLayout,
+    dtype: int,
     out: Argument,
 ) -> None:
-    """Compute ``out[i] = op(lhs[lhs_rows[i]], rhs[rhs_rows[i]])`` for each edge i in float32."""
+    """Compute ``out[i] = op(lhs[lhs_rows[i]], rhs[rhs_rows[i]])`` for each edge i; ``dtype`` is that of float32."""
     sides = _sides(layout)
     operands = [_Operand("f32", lhs, lhs_rows, None, sides[0]), _Operand("f32", rhs, rhs_rows, None, sides[1])]
     _launch(target, op, is_int64, edges, operands, layout, out)
@@ -118,6 +119,7 @@ def qsddmm(
     rhs_scale: Argument,
     packed: bool,
     layout: FeatureLayout,
+    dtype: int,
     out: Argument,
 ) -> None:
     """As :func:`sddmm`; operands with a scale are INT8 or, where ``packed``, 4-bit values."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
+from gqc.runtime import kernels
 from gqc.runtime.ops.feature_layout import OP_CODES
 from gqc.runtime.relation import DST, SRC, num_rows
 
@@ -160,6 +161,11 @@ def result_dtype(lhs: Tensor | None, rhs: Tensor | None) -> torch.dtype:
     if lhs is None or rhs is None or lhs.dtype is rhs.dtype:
         return (rhs if lhs is None else lhs).dtype
     return torch.promote_types(lhs.dtype, rhs.dtype)
+
+
+def written_dtype(on: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """What the kernels of SDDMM write on the device of ``on`` where ``dtype`` is asked for: on a GPU float32."""
+    return torch.float32 if kernels.on_gpu(on) or dtype not in kernels.DTYPES else dtype
 
 
 def edge_index(g: Sequence[Tensor], target: str) -> int | None:

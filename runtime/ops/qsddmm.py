@@ -17,6 +17,7 @@ from gqc.runtime.ops.graph_arguments import (
     edge_index,
     is_int64,
     quantized_or_float32,
+    written_dtype,
 )
 from gqc.runtime.ops.int4 import graph_operand, unpacked_like
 from gqc.runtime.ops.library import define, refuse_gradient
@@ -40,7 +41,7 @@ def _qsddmm(
     refuse_gradient("qsddmm", lhs, rhs)
     lhs, rhs = quantized_or_float32(lhs, lhs_scale), quantized_or_float32(rhs, rhs_scale)
     ends = (lhs, lhs_scale, lhs_target), (rhs, rhs_scale, rhs_target)
-    return _edges(g, layout_of(op, lhs, rhs), *ends, packed=False).to(dtype)
+    return _edges(g, layout_of(op, lhs, rhs), *ends, dtype, packed=False)
 
 
 def _check_op(name: str, op: str) -> None:
@@ -53,13 +54,14 @@ def _edges(
     layout: FeatureLayout,
     lhs: tuple[Tensor, Tensor | None, str],
     rhs: tuple[Tensor, Tensor | None, str],
+    dtype: torch.dtype,
     packed: bool,
 ) -> Tensor:
     """Run the kernel on operands, their scales and targets."""
     if layout.op == "div" and not kernels.on_gpu(lhs[0]):  # too rare for kernels of the CPU
         values = (x if s is None else torch.ops.gqc.dequantize(x, s, torch.float32) for x, s, _ in (lhs, rhs))
-        return torch.ops.gqc.sddmm(g, "div", *values, lhs[2], rhs[2])
-    out = kernels.empty(lhs[0], (num_edges(g), *layout.features), torch.float32)
+        return torch.ops.gqc.sddmm(g, "div", *values, lhs[2], rhs[2]).to(dtype)
+    out = kernels.empty(lhs[0], (num_edges(g), *layout.features), written_dtype(lhs[0], dtype))
     if out.numel():
         kernels.run(
             out,
@@ -67,9 +69,9 @@ def _edges(
             *(OP_CODES[layout.op], is_int64(g), num_edges(g)),
             *(lhs[0].data_ptr(), edge_index(g, lhs[2]), address(lhs[1])),
             *(rhs[0].data_ptr(), edge_index(g, rhs[2]), address(rhs[1])),
-            *(packed, layout, out.data_ptr()),
+            *(packed, layout, kernels.dtype_code(out.dtype), out.data_ptr()),
         )
-    return out
+    return out.to(dtype)
 
 
 def _fake(
@@ -109,7 +111,7 @@ def _qsddmm_int4(
         raise KernelError("gqc.qsddmm_int4: no operand has a scale: use the full-precision op instead")
     layout = layout_of_features(op, lhs_shape, rhs_shape)
     ends = (lhs, lhs_scale, lhs_target), (rhs, rhs_scale, rhs_target)
-    return _edges(g, layout, *ends, packed=kernels.on_gpu(lhs)).to(dtype)
+    return _edges(g, layout, *ends, dtype, packed=kernels.on_gpu(lhs))
 
 
 def _int4_fake(

@@ -20,6 +20,7 @@ from gqc.runtime.ops.graph_arguments import (
     is_int64,
     operands,
     result_dtype,
+    written_dtype,
 )
 from gqc.runtime.ops.library import define, differentiate
 from gqc.runtime.reference.sddmm import sddmm as reference
@@ -39,15 +40,15 @@ def _sddmm(
         lhs, lhs_target, rhs, rhs_target = rhs, rhs_target, None, "e"
     lhs, rhs = float32(lhs), None if rhs is None else float32(rhs)
     layout = layout_of(op, lhs, rhs)
-    out = kernels.empty(lhs, (num_edges(g), *layout.features))
+    out = kernels.empty(lhs, (num_edges(g), *layout.features), written_dtype(lhs, dtype))
     if out.numel():
         kernels.run(
             out,
             "sddmm",
             *(OP_CODES[layout.op], is_int64(g), num_edges(g), lhs.data_ptr(), edge_index(g, lhs_target)),
-            *(address(rhs), edge_index(g, rhs_target), layout, out.data_ptr()),
+            *(address(rhs), edge_index(g, rhs_target), layout, kernels.dtype_code(out.dtype), out.data_ptr()),
         )
-    return out if dtype is torch.float32 else out.to(dtype)
+    return out.to(dtype)
 
 
 def _float64(

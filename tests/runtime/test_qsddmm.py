@@ -10,6 +10,7 @@ import torch
 from gqc.errors import KernelError
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference.qsddmm import qsddmm as reference
+from gqc.runtime.relation import from_edges
 from tests.runtime.graph_cases import (
     BROADCASTS,
     GRAPHS,
@@ -117,3 +118,18 @@ def test_refuses_arguments_that_do_not_fit() -> None:
         qsddmm(g, "add", v, None, v, None, "u", "v", torch.float32)
     with pytest.raises(KernelError, match="200 edges"):
         qsddmm(g, "add", u, scale, v, None, "u", "e", torch.float32)
+
+
+@pytest.mark.parametrize("op", ["add", "dot"])
+def test_half_precision_is_rounded_and_long_results_are_streamed(op: str) -> None:
+    g = from_edges(torch.randint(0, 500, (35_000,)), torch.randint(0, 400, (35_000,)), 500, 400)
+    (u, u_scale), (v, v_scale) = quantized(g, "u", (2, 66)), quantized(g, "v", (2, 66))
+    arguments = (g, op, u, u_scale, v, v_scale, "u", "v")
+    exact = qsddmm(*arguments, torch.float32)  # 18 MB of an elementwise operation
+    assert_near(exact, reference(*arguments, torch.float32))
+    floats = [x.float() * scale for x, scale in ((u, u_scale), (v, v_scale))]
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(qsddmm(*arguments, dtype), exact.to(dtype))
+        halves = [x.to(dtype) for x in floats]
+        got, want = (torch.ops.gqc.sddmm(g, op, *x, "u", "v") for x in (halves, [h.float() for h in halves]))
+        assert torch.equal(got, want.to(dtype))

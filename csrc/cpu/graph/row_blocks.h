@@ -17,6 +17,7 @@ struct RowBlocks {
     RowBlocks(Rows<Index> rows, int64_t width)
         : rows(rows), width(width), block(rows_of_a_block()), parts(number_of_parts()) {}
 
+    int64_t count() const { return rows.count; }
     int64_t work() const { return (rows.entries() + rows.count) * width; }
     int64_t first(int64_t part) const {
         return part == parts ? rows.count : first_row(rows, part, parts) / block * block;
@@ -46,8 +47,8 @@ struct RowBlocks {
 //   Worker(job), ok()
 //   block(first, last, part)    rows first .. last
 //   end()                       no more blocks come; several threads call it at once
-template <typename Worker, typename Job, typename Index>
-Error for_row_blocks(int64_t threads, const RowBlocks<Index>& blocks, const Job& job) {
+template <typename Worker, typename Job, typename Blocks>
+Error for_row_blocks(int64_t threads, const Blocks& blocks, const Job& job) {
     Error error = nullptr;
 #pragma omp parallel num_threads(team(threads, blocks.work()))
     {

@@ -1,4 +1,4 @@
-// Writes the sums of a matrix's rows to a tensor.
+// Writes rows of floats to a tensor.
 #pragma once
 
 #include <type_traits>
@@ -50,7 +50,7 @@ class RowWriter {
         const int64_t count = (last - first) * job_.width;
         T* const elements = job_.streamed ? reinterpret_cast<T*>(rounded_.get()) : out;
         float* const values = job_.streamed ? tile_.get() : floats_for(out, tile_.get());
-        job_.sums.rows(first, last, values);
+        job_.sums(first, last, values);
         if (job_.output.factors) {
             if (!std::is_same_v<T, float>) {
                 store_all(values, count, elements);
@@ -87,16 +87,14 @@ class RowWriter {
     int32_t seen_ = 0;
 };
 
-// Writes all rows, of `width` elements; *largest gets the magnitude() of the largest element.
-template <typename Index>
-Error write_rows(int64_t threads, Rows<Index> rows, int64_t width, const RowSums& sums, const RowOutput& output,
+// Writes all rows of blocks, each of `width` elements; *largest gets the magnitude() of the largest element.
+template <typename Blocks>
+Error write_rows(int64_t threads, const Blocks& blocks, int64_t width, const RowSums& sums, const RowOutput& output,
                  float* largest) {
-    const RowBlocks<Index> blocks(rows, width);
     int32_t seen = 0;
-    const int64_t bytes = rows.count * width * (output.dtype ? 2 : 4);
-    const Error error =
-        for_row_blocks<RowWriter>(threads, blocks,
-                                  RowWriter::Job{sums, output, width, blocks.block, is_streamed(bytes), &seen});
+    const bool streamed = is_streamed(blocks.count() * width * (output.dtype ? 2 : 4));
+    const RowWriter::Job job{sums, output, width, blocks.block, streamed, &seen};
+    const Error error = for_row_blocks<RowWriter>(threads, blocks, job);
     typed(output.out, output.dtype, [&](auto* out) {
         std::remove_pointer_t<decltype(out)> rounded;
         store(&rounded, float_of(static_cast<uint32_t>(seen)));

@@ -34,7 +34,7 @@ class ProgramRows {
     void block(int64_t first, int64_t last, int64_t part) {
         const int64_t count = (last - first) * job_.width;
         float* const values = worker_.computed();
-        job_.sums.rows(first, last, values);
+        job_.sums(first, last, values);
         typed(rounded_.get(), job_.dtype, [&](auto* rounded) {
             if constexpr (!std::is_same_v<decltype(rounded), float*>) {
                 store_all(values, count, rounded);

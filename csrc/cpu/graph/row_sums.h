@@ -1,4 +1,4 @@
-// What computes the sums of a matrix's rows, known to its users by an address: they are compiled once for all sums.
+// What computes rows of floats, known to its users by an address: they are compiled once for all of it.
 #pragma once
 
 #include "cpu/graph/rows.h"
@@ -12,18 +12,18 @@ inline int64_t entries_ahead(int64_t bytes) {
 
 class RowSums {
   public:
+    // sums(first, last, to) writes rows first .. last, one behind the other.
     template <typename Sums>
     explicit RowSums(const Sums& sums)
-        : sums_(&sums), rows_([](const void* sums, int64_t first, int64_t last, float* to) {
-              static_cast<const Sums*>(sums)->rows(first, last, to);
+        : sums_(&sums), call_([](const void* sums, int64_t first, int64_t last, float* to) {
+              (*static_cast<const Sums*>(sums))(first, last, to);
           }) {}
 
-    // Writes the sums of rows first .. last, one row behind the other.
-    void rows(int64_t first, int64_t last, float* to) const { rows_(sums_, first, last, to); }
+    void operator()(int64_t first, int64_t last, float* to) const { call_(sums_, first, last, to); }
 
   private:
     const void* const sums_;
-    void (*const rows_)(const void*, int64_t, int64_t, float*);
+    void (*const call_)(const void*, int64_t, int64_t, float*);
 };
 
 }  // namespace gqc::GQC_ISA

@@ -22,7 +22,7 @@ class SumBytes {
         : rows_(rows), operand_(operand), width_(width), scale_(scale), ahead_(entries_ahead(width)), whole_lines_(width % 64 == 0) {}
 
     // Writes the sums of rows first .. last, one row behind the other.
-    void rows(int64_t first, int64_t last, float* to) const {
+    void operator()(int64_t first, int64_t last, float* to) const {
         if (kWidest >= 16 && width_ >= 64) return rows<64>(first, last, to);
         if (kWidest >= 8 && width_ >= 32) return rows<32>(first, last, to);
         rows<16>(first, last, to);

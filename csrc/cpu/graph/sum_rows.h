@@ -30,7 +30,7 @@ class SumRows {
     bool ok() const { return chunks_.ok(); }
 
     // Writes the sums of rows first .. last, one row behind the other.
-    void rows(int64_t first, int64_t last, float* to) const {
+    void operator()(int64_t first, int64_t last, float* to) const {
         with_lanes(chunks_.lanes, [&](auto lanes) {
             for (int64_t v = first; v < last; ++v, to += layout_.width()) row<lanes, Tile>(v, chunks_.get(), to);
         });

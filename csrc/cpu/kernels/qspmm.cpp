@@ -90,7 +90,7 @@ GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, i
                   const float* rhs_scale, int64_t /*packed*/, const FeatureLayout* layout, const float* factors,
                   int64_t divide, int64_t dtype, void* out, float* absmax) {
     const auto write = [&](auto matrix, const RowSums& sums) {
-        return write_rows(threads, matrix, layout->width(), sums, {out, dtype, factors, divide}, absmax);
+        return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums, {out, dtype, factors, divide}, absmax);
     };
     return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout, write);
 }
