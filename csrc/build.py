@@ -40,7 +40,7 @@ ISA_FLAGS = {
     "avx512": _AVX512,
     "amx": [*_AVX512, "-mamx-tile", "-mamx-int8"],
 }
-AMX_SOURCES = ("qgemm", "typed_spmm")
+AMX_SOURCES = ("qgemm", "qgemm_pointwise", "typed_spmm")
 """Kernels that use tiles; others would be the same as for AVX-512, which takes their place."""
 FLAGS = [
     *("-O3", "-std=c++17", "-Wall", "-Wextra", "-fPIC", "-fopenmp", "-fvisibility=hidden"),

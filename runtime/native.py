@@ -56,6 +56,8 @@ SIGNATURES = {
     "qgemm": "ppippiiiiiippiippp",
     "quantize_qgemm": "pippiiippppiiiippiippp",
     "qgemm_int8": "ppppiiiiippipiiiippp",
+    "qgemm_pointwise": "ppppiiiiipppp",
+    "quantize_qgemm_pointwise": "pipiiippppiiiiipppp",
     "relu_backward": "piiipp",
     # typed_spmm
     "typed_spmm": "iipppiiippiiip",

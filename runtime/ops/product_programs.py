@@ -13,9 +13,12 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import kernels
+from gqc.runtime.kernels import pointer
 from gqc.runtime.ops import qspmm, spmm
+from gqc.runtime.ops.gemm import check_product, contiguous_operands
 from gqc.runtime.ops.graph_arguments import check_floats, check_operands, operands, result_dtype
 from gqc.runtime.ops.library import define, refuse_gradient
+from gqc.runtime.ops.quantize import check_float, check_quantize
 from gqc.runtime.ops.tile_program import tile_program
 from gqc.runtime.pointwise.program import parse
 from gqc.runtime.relation import num_dst
@@ -56,6 +59,76 @@ def _quantize_qgemm_pointwise(
 ) -> list[Tensor]:
     q, scale = ops.quantize(x, absmax, seed, node, bits, stochastic)
     return [q, scale, *ops.qgemm_pointwise(q, scale, b, b_scale, trans_b, dtype, inputs, seed, program, size)]
+
+
+def _qgemm_pointwise_kernel(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    trans_b: bool,
+    dtype: torch.dtype,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+    size: Sequence[int] | None = None,
+) -> list[Tensor]:
+    name = "qgemm_pointwise"
+    if not kernels.on_gpu(a):
+        refuse_gradient(name, a_scale, b_scale)
+        check_float(name, dtype)
+        m, n, k = check_product(name, a, b, False, trans_b)
+        tiles = tile_program(name, a, (m, n), inputs, seed, program, size)
+        if tiles is not None:
+            a, b, _, trans_b = contiguous_operands(a.contiguous(), b, False, trans_b)
+            first = pointer(a, torch.int8), pointer(a_scale, torch.float32)
+            second = pointer(b, torch.int8), pointer(b_scale, torch.float32)
+            kernels.run(a, name, *first, *second, m, n, k, trans_b, kernels.dtype_code(dtype), *tiles.arguments)
+            return tiles.outputs
+    return _qgemm_pointwise(a, a_scale, b, b_scale, trans_b, dtype, inputs, seed, program, size)
+
+
+def _quantize_qgemm_pointwise_kernel(
+    x: Tensor,
+    absmax: Tensor | None,
+    seed: Tensor | None,
+    node: int,
+    bits: int,
+    stochastic: bool,
+    b: Tensor,
+    b_scale: Tensor,
+    trans_b: bool,
+    dtype: torch.dtype,
+    inputs: Sequence[Tensor],
+    program: str,
+    size: Sequence[int] | None = None,
+) -> list[Tensor]:
+    name = "quantize_qgemm_pointwise"
+    if not kernels.on_gpu(x):
+        refuse_gradient(name, b_scale)
+        check_quantize(name, x, seed, bits, stochastic, most=8)
+        check_float(name, dtype)
+        q, scale = kernels.empty(x, x.shape, torch.int8), x.new_empty((), dtype=torch.float32)
+        m, n, k = check_product(name, q, b, False, trans_b)
+        tiles = tile_program(name, x, (m, n), inputs, seed, program, size)
+        if tiles is not None:
+            x, (q, b, _, trans_b) = x.contiguous(), contiguous_operands(q, b, False, trans_b)
+            kernels.run(
+                x,
+                name,
+                *(
+                    x.data_ptr(),
+                    kernels.dtype_code(x.dtype),
+                    None if absmax is None else pointer(absmax, torch.float32),
+                ),
+                *(node, bits, stochastic, q.data_ptr(), scale.data_ptr()),
+                *(pointer(b, torch.int8), pointer(b_scale, torch.float32), m, n, k, trans_b),
+                *(kernels.dtype_code(dtype), *tiles.arguments),
+            )
+            return [q, scale, *tiles.outputs]
+    return _quantize_qgemm_pointwise(
+        x, absmax, seed, node, bits, stochastic, b, b_scale, trans_b, dtype, inputs, program, size
+    )
 
 
 def _qspmm_pointwise(
@@ -162,14 +235,14 @@ define(
     "qgemm_pointwise(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, bool trans_b, ScalarType dtype, "
     "Tensor[] inputs, Tensor? seed, str program, "
     "int[]? size=None) -> Tensor[]",
-    kernel=_qgemm_pointwise,
+    kernel=_qgemm_pointwise_kernel,
     fake=_qgemm_pointwise,
 )
 define(
     "quantize_qgemm_pointwise(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic, Tensor b, "
     "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program, "
     "int[]? size=None) -> Tensor[]",
-    kernel=_quantize_qgemm_pointwise,
+    kernel=_quantize_qgemm_pointwise_kernel,
     fake=_quantize_qgemm_pointwise,
 )
 define(

@@ -18,7 +18,6 @@ struct Division {
     }
 
     int64_t chunks() const { return (m + chunk_rows - 1) / chunk_rows; }
-    int64_t most_elements(int64_t n) const { return block_rows * n; }
 
     // Calls f(first row, rows) for the blocks of a chunk.
     template <typename F>

@@ -25,10 +25,10 @@ struct StoredRows {
     };
 };
 
-// x: [m, k] floats; their int8 copy goes to q.
-template <typename T>
+// x: [m, k] of `dtype`; their int8 copy goes to q.
 struct QuantizedRows {
-    const T* x;
+    const void* x;
+    int64_t dtype;
     int8_t* q;
     int64_t k;
     Rounding rounding;
@@ -47,7 +47,7 @@ struct QuantizedRows {
         const int8_t* read(int64_t i0, int64_t count) const {
             const int64_t first = i0 * rows_.k, elements = count * rows_.k;
             int8_t* const to = rows_.streamed ? block_.get() : rows_.q + first;
-            rows_.rounding.apply(rows_.x + first, first, elements, to);
+            typed(rows_.x, rows_.dtype, [&](auto* x) { rows_.rounding.apply(x + first, first, elements, to); });
             if (rows_.streamed) stream(to, elements, rows_.q + first);
             return to;
         }

@@ -55,7 +55,7 @@ Error gemm_by_rows(int64_t threads, Shape shape, const Division& division, const
         }
         found = seen.over_lanes();
     }
-    *largest = found;
+    if (Output::kFindsLargest) *largest = found;
     return ok ? nullptr : kOutOfMemory;
 }
 

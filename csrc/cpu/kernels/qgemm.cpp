@@ -71,7 +71,7 @@ GQC_KERNEL(qgemm_int8)(int64_t threads, const int8_t* a, const float* a_scale, c
     typed(static_cast<const void*>(nullptr), dtype, [&](auto* values) {
         using Out = Element<decltype(values)>;
         const Rounding rounding(seed, node, bits, stochastic != 0, rounded_largest<Out>(largest), scale);
-        error = product.write(rows, Int8Output<Out>{q, n, rounding, {positive, n}, is_streamed(m * n)}, &largest);
+        error = product.write(rows, Int8Output<Out>{q, n, rounding, {positive, n}, is_streamed(m * n)});
     });
     return error;
 }
@@ -86,24 +86,21 @@ GQC_KERNEL(quantize_qgemm)(int64_t threads, const void* x, int64_t x_dtype, cons
     const Finish finish{scale, b_scale, bias, row_scale, relu != 0};
     const Product product(threads, {m, n, k}, false, b, false, trans_b != 0, finish);
     if (!product.ok()) return kOutOfMemory;
+    float found = 0;
+    typed(x, x_dtype, [&](auto* values) { found = absmax ? *absmax : GQC_ISA::absmax(threads, values, m * k); });
+    const QuantizedRows rows{x, x_dtype, q, k, {seed, node, bits, stochastic != 0, found, scale}, is_streamed(m * k)};
     Error error = nullptr;
-    typed(x, x_dtype, [&](auto* elements) {
-        using T = Element<decltype(elements)>;
-        const float found = absmax ? *absmax : GQC_ISA::absmax(threads, elements, m * k);
-        const Rounding rounding(seed, node, bits, stochastic != 0, found, scale);
-        if (!product.by_rows()) {
-            rounding.apply(elements, 0, m * k, q);
-            error = product.contract_with(q, false);
-        }
-        typed(out, dtype, [&](auto* values) {
-            using Out = Element<decltype(values)>;
-            uint32_t largest = 0;
-            const QuantizedRows<T> rows{elements, q, k, rounding, is_streamed(m * k)};
-            if (!error)
-                error = product.write(
-                    rows, FloatOutput<Out>{values, n, {positive, n}, is_streamed(m * n * sizeof(Out))}, &largest);
-            *out_absmax = rounded_largest<Out>(largest);
-        });
+    if (!product.by_rows()) {
+        typed(x, x_dtype, [&](auto* values) { rows.rounding.apply(values, 0, m * k, q); });
+        error = product.contract_with(q, false);
+    }
+    if (error) return error;
+    typed(out, dtype, [&](auto* values) {
+        using Out = Element<decltype(values)>;
+        uint32_t largest = 0;
+        const FloatOutput<Out> output{values, n, {positive, n}, is_streamed(m * n * sizeof(Out))};
+        error = product.write(rows, output, &largest);
+        *out_absmax = rounded_largest<Out>(largest);
     });
     return error;
 }

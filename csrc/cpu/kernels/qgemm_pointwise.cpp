@@ -1,0 +1,77 @@
+// Products of int8 matrices whose rows a pointwise program reads as they are computed. If a result of the program is
+// int8, its scale must be known first, so the product is computed twice: of a small contracted size, that costs less
+// than to write it and to read it back.
+
+#include "cpu/gemm/product.h"
+#include "cpu/gemm/program_output.h"
+
+namespace gqc::GQC_ISA {
+namespace {
+
+// What the program of a call consists of; see Program.
+struct Call {
+    int64_t dtype;  // to which the product is rounded
+    const int64_t* numbers;
+    const void* const* inputs;
+    void* const* outputs;
+    const int64_t* seed;
+};
+
+// `rows` are read first, `rows_again` if the program looks twice.
+template <typename Rows>
+Error run(const Product& product, const Call& call, const Rows& rows, const StoredRows& rows_again) {
+    const Division& division = product.division();
+    const int64_t n = product.shape().n;
+    Program program(call.numbers, call.inputs, call.outputs, call.seed, division.block_rows * n, division.chunks());
+    Error error = program.error();
+    if (error) return error;
+    const bool twice = program.looks_twice();
+    error = product.write(rows, ProgramOutput{program, n, call.dtype, division.chunk_rows, twice});
+    if (!error && twice) {
+        program.begin_second_look();
+        error = product.write(rows_again, ProgramOutput{program, n, call.dtype, division.chunk_rows, false});
+    }
+    if (!error) program.finish();
+    return error;
+}
+
+}  // namespace
+
+// a: [m, k], b: [k, n], or [n, k] where trans_b; int8; a_scale, b_scale: one float; dtype: to which the product is
+// rounded; numbers, inputs, outputs, seed: of the program (csrc/cpu/pointwise/program.h), whose input 0 is the product.
+GQC_KERNEL(qgemm_pointwise)(int64_t threads, const int8_t* a, const float* a_scale, const int8_t* b,
+                            const float* b_scale, int64_t m, int64_t n, int64_t k, int64_t trans_b, int64_t dtype,
+                            const int64_t* numbers, const void* const* inputs, void* const* outputs,
+                            const int64_t* seed) {
+    const Product product(threads, {m, n, k}, false, b, false, trans_b != 0,
+                          {a_scale, b_scale, nullptr, nullptr, false});
+    if (!product.ok()) return kOutOfMemory;
+    if (!product.by_rows()) {
+        if (const Error error = product.contract_with(a, false)) return error;
+    }
+    const StoredRows rows{product.left(a, false)};
+    return run(product, {dtype, numbers, inputs, outputs, seed}, rows, rows);
+}
+
+// x: [m, k] of x_dtype; absmax: one float, at least the largest |x|, or null to look for it; q: [m, k] int8 and scale:
+// one float are what quantize makes of x, with the program's seed. The rest is as in qgemm_pointwise, with q in the
+// place of a.
+GQC_KERNEL(quantize_qgemm_pointwise)(int64_t threads, const void* x, int64_t x_dtype, const float* absmax, int64_t node,
+                                     int64_t bits, int64_t stochastic, int8_t* q, float* scale, const int8_t* b,
+                                     const float* b_scale, int64_t m, int64_t n, int64_t k, int64_t trans_b,
+                                     int64_t dtype, const int64_t* numbers, const void* const* inputs,
+                                     void* const* outputs, const int64_t* seed) {
+    const Product product(threads, {m, n, k}, false, b, false, trans_b != 0, {scale, b_scale, nullptr, nullptr, false});
+    if (!product.ok()) return kOutOfMemory;
+    const Call call{dtype, numbers, inputs, outputs, seed};
+    const StoredRows stored{product.left(q, false)};
+    float found = 0;
+    typed(x, x_dtype, [&](auto* values) { found = absmax ? *absmax : GQC_ISA::absmax(threads, values, m * k); });
+    const QuantizedRows rows{x, x_dtype, q, k, {seed, node, bits, stochastic != 0, found, scale}, is_streamed(m * k)};
+    if (product.by_rows()) return run(product, call, rows, stored);
+    typed(x, x_dtype, [&](auto* values) { rows.rounding.apply(values, 0, m * k, q); });
+    if (const Error error = product.contract_with(q, false)) return error;
+    return run(product, call, stored, stored);
+}
+
+}  // namespace gqc::GQC_ISA

@@ -1,0 +1,201 @@
+"""GEMMs whose result only a pointwise program reads, against the product and the program one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gqc.errors import KernelError
+from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.kernels import DTYPES
+
+USES_TILES = True
+gqc = torch.ops.gqc
+SEED = torch.tensor([5, 7])
+NAN = float("nan")
+FLOATS = (
+    "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = le(v1, 0.0); v4 = keep(0.4, 9); v5 = drop(v2, v4, 0.4); "
+    "return float32(v5), bits(v3), bits(v4), absmax(v5), bfloat16(v1), bool(v3), float16(v0), float32(sum(v1, 0))"
+)
+"""What follows a linear layer: rows scaled, bias, ReLU and dropout with their masks, and a bias's gradient."""
+INT8 = (
+    "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = le(v1, 0.0); "
+    "return int8(v2, 3, 8, 1), bits(v3), absmax(v1), float32(v1), int8(v0, 4, 5, 0), float32(sum(v2, 0))"
+)
+SUM = {FLOATS: 7, INT8: 7}
+"""Which result is added up in another order; an int8 result is two."""
+SHAPES = [(1, 1, 1), (45, 40, 100), (131, 47, 130), (70, 130, 64), (33, 16, 602), (600, 5, 3), (40, 8, 0)]
+
+
+def int8(*shape: int) -> Tensor:
+    return torch.randint(-127, 128, shape, dtype=torch.int8)
+
+
+def inputs_of(m: int, n: int) -> list[Tensor]:
+    return [torch.rand(m, 1), torch.randn(n)]
+
+
+def composed(
+    product: Tensor, inputs: Sequence[Tensor], program: str, size: Sequence[int] | None = None
+) -> list[Tensor]:
+    x = product if size is None else product.reshape(size)
+    return gqc.pointwise([x, *inputs], SEED, program, x.shape)
+
+
+def assert_same(got: Sequence[Tensor], want: Sequence[Tensor], added_up: int) -> None:
+    """Bit for bit but for a sum, for which blocks of rows are added up in another order."""
+    assert len(got) == len(want)
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
+        tolerance = 1e-5 * float(y.abs().nan_to_num().max()) if i == added_up and y.numel() else 0
+        torch.testing.assert_close(x, y, rtol=tolerance and 1e-5, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("program", [FLOATS, INT8])
+def test_product_and_program(isa: str, program: str) -> None:
+    for i, (m, n, k) in enumerate(SHAPES):
+        trans_b, dtype = bool(i % 2), DTYPES[i % 3]
+        a, b = int8(m, k), int8(n, k) if trans_b else int8(k, n)
+        operands = (a, torch.rand(()), b, torch.rand(()))
+        product, _ = gqc.qgemm(*operands, False, trans_b, None, dtype)
+        arguments = inputs_of(m, n)
+        got = gqc.qgemm_pointwise(*operands, trans_b, dtype, arguments, SEED, program)
+        assert_same(got, composed(product, arguments, program), SUM[program])
+
+
+@pytest.mark.parametrize("program", [FLOATS, INT8])
+def test_product_of_what_it_quantizes_and_program(isa: str, program: str) -> None:
+    for i, (m, n, k) in enumerate(SHAPES):
+        trans_b, dtype, bits, stochastic = bool(i % 2), DTYPES[i % 3], 8 - i % 4, i % 3 != 1
+        x, b = torch.randn(m, k).to(DTYPES[i // 2 % 3]), int8(n, k) if trans_b else int8(k, n)
+        absmax = torch.tensor(6.0) if i % 2 else None
+        quantizer, scale, inputs = (x, absmax, SEED, 11, bits, stochastic), torch.rand(()), inputs_of(m, n)
+        q, q_scale, *got = gqc.quantize_qgemm_pointwise(*quantizer, b, scale, trans_b, dtype, inputs, program)
+        want = gqc.quantize(*quantizer)
+        assert torch.equal(q, want[0])
+        assert torch.equal(q_scale, want[1])
+        product, _ = gqc.qgemm(q, q_scale, b, scale, False, trans_b, None, dtype)
+        assert_same(got, composed(product, inputs, program), SUM[program])
+
+
+def test_program_that_looks_at_heads(isa: str) -> None:
+    m, heads, width, k = 75, 4, 12, 40
+    operands = (int8(m, k), torch.rand(()), int8(k, heads * width), torch.rand(()))
+    product, _ = gqc.qgemm(*operands, False, False, None, torch.bfloat16)
+    program = "v0 = mul(x0, x1); return float32(sum(v0, -1)), int8(x0, 2, 8, 1), float32(sum(v0, 0))"
+    attention, size = [torch.randn(heads, width)], [m, heads, width]
+    got = gqc.qgemm_pointwise(*operands, False, torch.bfloat16, attention, SEED, program, size)
+    assert_same(got, composed(product, attention, program, size), 3)
+
+
+def test_rows_of_a_program_may_lie_across_those_of_the_product() -> None:
+    operands = (int8(8, 5), torch.rand(()), int8(5, 6), torch.rand(()))
+    product, _ = gqc.qgemm(*operands, False, False, None, torch.float32)
+    program, size, factors = "v0 = mul(x0, x1); return float32(v0)", [12, 4], [torch.rand(4)]
+    got = gqc.qgemm_pointwise(*operands, False, torch.float32, factors, None, program, size)
+    assert_same(got, composed(product, factors, program, size), -1)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)])
+def test_nothing_to_multiply(m: int, n: int, k: int) -> None:
+    operands, inputs = (int8(m, k), torch.rand(()), int8(k, n), torch.rand(())), inputs_of(m, n)
+    product, _ = gqc.qgemm(*operands, False, False, None, torch.float32)
+    got = gqc.qgemm_pointwise(*operands, False, torch.float32, inputs, SEED, INT8)
+    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+    x = torch.randn(m, k)
+    q, _, *got = gqc.quantize_qgemm_pointwise(
+        x, None, SEED, 1, 8, True, operands[2], operands[3], False, torch.float32, inputs, INT8
+    )
+    assert q.shape == x.shape
+    assert [r.shape for r in got] == [r.shape for r in composed(product, inputs, INT8)]
+
+
+def test_what_is_not_finite_stays_so(isa: str) -> None:
+    program = "v0 = mul(x0, 2.0); return float32(v0), absmax(v0), int8(v0, 1, 8, 1), float32(sum(v0, 0))"
+    b, scale = int8(30, 20), torch.rand(())
+    out, absmax, q, q_scale, total = gqc.qgemm_pointwise(
+        int8(40, 30), torch.tensor(NAN), b, scale, False, torch.bfloat16, [], SEED, program
+    )
+    assert all(x.isnan().all() for x in (out, absmax, q_scale, total))
+    assert not q.any()
+    x = torch.randn(40, 30)
+    x[7, 3] = float("inf")
+    q, q_scale, out, *_ = gqc.quantize_qgemm_pointwise(
+        x, None, SEED, 1, 8, True, b, scale, False, torch.float32, [], program
+    )
+    assert not q.any()
+    assert q_scale.isnan()
+    assert out.isnan().all()
+
+
+def test_any_layout_of_the_operands() -> None:
+    m, n, k = 20, 24, 28
+    inputs = inputs_of(m, n)
+    a, b = int8(k, m).t(), int8(2 * k, n)[::2]
+    operands = (a, torch.rand(()), b, torch.rand(()))
+    product, _ = gqc.qgemm(*operands, False, False, None, torch.float32)
+    got = gqc.qgemm_pointwise(*operands, False, torch.float32, inputs, SEED, INT8)
+    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+
+
+def test_results_do_not_depend_on_threads_or_instruction_set() -> None:
+    m, n, k = 5000, 24, 40
+    inputs, x = inputs_of(m, n), torch.randn(m, k)
+    weight = (int8(k, n), torch.rand(()))
+    results = []
+    before = torch.get_num_threads()
+    for isa in native.isas():
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            with native.use_isa(isa):
+                arguments: Any = (x, None, SEED, 1, 8, True, *weight, False, torch.float32, inputs)
+                results.append([r for p in (FLOATS, INT8) for r in gqc.quantize_qgemm_pointwise(*arguments, p)])
+    torch.set_num_threads(before)
+    for i, (first, second) in enumerate(zip(results[::2], results[1::2], strict=True)):
+        assert all(map(torch.equal, first, second)), native.isas()[i]  # also what is added up
+    for other in results[2::2]:
+        sums = [i for i, r in enumerate(results[0]) if r.shape == (n,)]
+        assert all(torch.equal(x, y) for i, (x, y) in enumerate(zip(results[0], other, strict=True)) if i not in sums)
+
+
+def test_the_longest_contraction() -> None:
+    """Sums of more products than 32 bits hold."""
+    m, n, k = 9, 3, 140_000
+    operands, inputs = (int8(m, k), torch.rand(()), int8(n, k), torch.rand(())), inputs_of(m, n)
+    product, _ = gqc.qgemm(*operands, False, True, None, torch.float32)
+    got = gqc.qgemm_pointwise(*operands, True, torch.float32, inputs, SEED, INT8)
+    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+    x = torch.randn(m, k)
+    q, scale, *got = gqc.quantize_qgemm_pointwise(
+        x, None, SEED, 1, 8, True, *operands[2:], True, torch.float32, inputs, INT8
+    )
+    product, _ = gqc.qgemm(q, scale, *operands[2:], False, True, None, torch.float32)
+    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+
+
+def test_what_does_not_fit_is_named() -> None:
+    operands = (int8(4, 5), torch.rand(()), int8(5, 6), torch.rand(()))
+    with pytest.raises(KernelError, match="do not fit together"):
+        gqc.qgemm_pointwise(*operands, True, torch.float32, [], None, "return float32(x0)")
+    with pytest.raises(KernelError, match="does not broadcast"):
+        gqc.qgemm_pointwise(
+            *operands, False, torch.float32, [torch.rand(7)], None, "v0 = mul(x0, x1); return float32(v0)"
+        )
+    with pytest.raises(KernelError, match="needs a seed"):
+        gqc.qgemm_pointwise(*operands, False, torch.float32, [], None, "return int8(x0, 1, 8, 1)")
+
+
+@pytest.mark.parametrize("program", [FLOATS, INT8])
+def test_opcheck(program: str) -> None:
+    m, n, k = 10, 6, 8
+    x, b, scale, inputs = torch.randn(m, k), int8(k, n), torch.rand(()), inputs_of(m, n)
+    torch.library.opcheck(
+        gqc.qgemm_pointwise.default, (int8(m, k), scale, b, scale, False, torch.float32, inputs, SEED, program)
+    )
+    torch.library.opcheck(
+        gqc.quantize_qgemm_pointwise.default,
+        (x, None, SEED, 1, 8, True, b, scale, False, torch.float32, inputs, program),
+    )
