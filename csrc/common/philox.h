@@ -52,39 +52,87 @@ inline Words multiply(Words words, uint64_t factor) {
 #endif
 }
 
-// random[i] = bits of element i % kBlockElements of block block_of(i / kBlockElements). Element 2i and 2i+1 of a block
-// take the low and the high half of output word i, which is the order of the halves in memory on a little-endian
-// machine. Blocks from `blocks` on may be left out.
-template <typename BlockOf>
-inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_t random[kBlocks * kBlockElements],
-                          int64_t blocks = kBlocks) {
+// The high halves in the place of the low ones. A shuffle runs beside multiplications, a shift would in their place.
+inline Words high(Words words) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_shuffle_epi32((__m512i)words, static_cast<_MM_PERM_ENUM>(0xf5));
+#elif defined(__AVX2__)
+    return (Words)_mm256_shuffle_epi32((__m256i)words, 0xf5);
+#else
+    return words >> 32;
+#endif
+}
+
+inline Words exclusive_or(Words a, Words b, Words c) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, (__m512i)c, 0x96);
+#else
+    return a ^ b ^ c;
+#endif
+}
+
+// The block whose counter is in a lane, such that unpacking puts blocks in order.
+constexpr int block_in(int lane) {
+    return lane / 2 + lane % 2 * (kWords / 2);
+}
+
+// Writes blocks whose first and second halves are given, in the lanes of block_in().
+inline void put_blocks(Words first, Words second, uint16_t* out) {
+#if defined(__AVX512F__)
+    _mm512_storeu_si512(out, _mm512_unpacklo_epi64((__m512i)first, (__m512i)second));
+    _mm512_storeu_si512(out + 32, _mm512_unpackhi_epi64((__m512i)first, (__m512i)second));
+#elif defined(__AVX2__)
+    __m256i* const to = reinterpret_cast<__m256i*>(out);
+    _mm256_storeu_si256(to, _mm256_unpacklo_epi64((__m256i)first, (__m256i)second));
+    _mm256_storeu_si256(to + 1, _mm256_unpackhi_epi64((__m256i)first, (__m256i)second));
+#else
+    const uint64_t pairs[4] = {first[0], second[0], first[1], second[1]};
+    std::memcpy(out, pairs, sizeof pairs);
+#endif
+}
+
+// random[i] = bits of element i % kBlockElements of a block that lane block_in(i / kBlockElements % kWords) of
+// counters(i / kBlockElements / kWords * kWords) holds, for `blocks` blocks, or up to kWords - 1 more. Elements 2i and
+// 2i + 1 of a block take the low and the high half of output word i, which is the order of the halves in memory on a
+// little-endian machine.
+template <typename Counters>
+inline void generate(const Philox& stream, const Counters& counters, uint16_t* random, int64_t blocks) {
+    Words keys[kPhiloxRounds][2];
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+        keys[round][0] = Words{} + (stream.key[0] + static_cast<uint32_t>(round) * 0x9E3779B9u);
+        keys[round][1] = Words{} + (stream.key[1] + static_cast<uint32_t>(round) * 0xBB67AE85u);
+    }
     for (int64_t group = 0; group < blocks; group += kWords) {
-        Words c0, c1, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
-        for (int lane = 0; lane < kWords; ++lane) c0[lane] = block_of(group + lane);
-        c1 = c0 >> 32;
-        uint32_t key0 = stream.key[0], key1 = stream.key[1];
-        for (int round = 0; round < kPhiloxRounds; ++round) {
+        Words c0 = counters(group), c1 = c0 >> 32, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
+        for (const Words(&key)[2] : keys) {
             const Words product0 = multiply(c0, 0xD2511F53u), product1 = multiply(c2, 0xCD9E8D57u);
-            c0 = (product1 >> 32) ^ c1 ^ (Words{} + key0);
-            c2 = (product0 >> 32) ^ c3 ^ (Words{} + key1);
+            c0 = exclusive_or(high(product1), c1, key[0]);
+            c2 = exclusive_or(high(product0), c3, key[1]);
             c1 = product1;
             c3 = product0;
-            key0 += 0x9E3779B9u;
-            key1 += 0xBB67AE85u;
         }
-        const Words words01 = (c0 & 0xffffffffu) | (c1 << 32), words23 = (c2 & 0xffffffffu) | (c3 << 32);
-        uint64_t block_pairs[kWords][2];
-        for (int lane = 0; lane < kWords; ++lane) {
-            block_pairs[lane][0] = words01[lane];
-            block_pairs[lane][1] = words23[lane];
-        }
-        std::memcpy(random + group * kBlockElements, block_pairs, sizeof block_pairs);
+        put_blocks((c0 & 0xffffffffu) | (c1 << 32), (c2 & 0xffffffffu) | (c3 << 32), random + group * kBlockElements);
     }
 }
 
-// random[i] = bits of element first * kBlockElements + i.
-inline void random_bits(const Philox& stream, uint64_t first, uint16_t random[kBlocks * kBlockElements]) {
-    random_blocks(stream, [&](int64_t block) { return first + static_cast<uint64_t>(block); }, random);
+// random[i] = bits of element i % kBlockElements of block block_of(i / kBlockElements). Blocks from `blocks` on may be
+// left out.
+template <typename BlockOf>
+inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_t random[kBlocks * kBlockElements],
+                          int64_t blocks = kBlocks) {
+    const auto counters = [&](int64_t group) {
+        Words counter;
+        for (int lane = 0; lane < kWords; ++lane) counter[lane] = block_of(group + block_in(lane));
+        return counter;
+    };
+    generate(stream, counters, random, blocks);
+}
+
+// random[i] = bits of element first * kBlockElements + i, for `blocks` blocks, and up to kWords - 1 more.
+inline void random_bits(const Philox& stream, uint64_t first, uint16_t* random, int64_t blocks = kBlocks) {
+    Words order;
+    for (int lane = 0; lane < kWords; ++lane) order[lane] = static_cast<uint64_t>(block_in(lane));
+    generate(stream, [&](int64_t group) { return order + (first + static_cast<uint64_t>(group)); }, random, blocks);
 }
 
 }  // namespace gqc::GQC_ISA

@@ -1,3 +1,5 @@
+// Memory that is read or written once from end to end.
+//
 // Stores that go to memory past the caches. A core reads each line before it writes a part of it to a cache; a result
 // too large to stay in a cache until it is read costs half as much without.
 #pragma once
@@ -52,6 +54,15 @@ inline void stream(const void* from, int64_t bytes, void* to) {
     std::memcpy(target, source, static_cast<size_t>(head));
     for (int64_t at = head; at < whole; at += kStreamedVector) stream_vector(source + at, target + at);
     std::memcpy(target + whole, source + whole, static_cast<size_t>(bytes - whole));
+}
+
+// Asks for memory that will be read some thousand instructions later: the processor looks ahead too, but not while it
+// computes, nor past the end of a page.
+inline void prefetch(const void* from, int64_t bytes) {
+    constexpr int kToSecondLevel = 2;
+    const char* const bytes_at = static_cast<const char*>(from);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(bytes_at + at, 0, kToSecondLevel);
+    __asm__ volatile("");  // GCC drops calls of functions that it finds to do nothing but prefetch
 }
 
 // Each thread that streamed calls it before others read what it wrote.

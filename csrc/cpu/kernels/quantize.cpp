@@ -12,11 +12,22 @@ namespace {
 // Elements at a time, so that what lies between rounding and packing stays in L1.
 constexpr int64_t kPiece = 4096;
 static_assert(kPiece % kRoundedChunk == 0);
+constexpr int64_t kAhead = 4 * kRoundedChunk;  // how far before its use an element is asked for
 
 template <typename T>
 void quantize(int64_t threads, const T* x, int64_t n, const Rounding& rounding, int8_t* q) {
-#pragma omp parallel for num_threads(team(threads, n)) schedule(static)
-    for (int64_t at = 0; at < n; at += kPiece) rounding.apply(x + at, at, n - at < kPiece ? n - at : kPiece, q + at);
+#pragma omp parallel num_threads(team(threads, n))
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t piece = 0; piece < n; piece += kPiece) {
+            const int64_t end = n - piece < kPiece ? n : piece + kPiece;
+            for (int64_t at = piece; at < end; at += kRoundedChunk) {
+                prefetch(x + at + kAhead, kRoundedChunk * static_cast<int64_t>(sizeof(T)));
+                rounding.apply(x + at, at, end - at < kRoundedChunk ? end - at : kRoundedChunk, q + at, is_streamed(n));
+            }
+        }
+        end_stream();
+    }
 }
 
 template <typename T>

@@ -16,29 +16,31 @@ struct Tile {
     int64_t padded() const { return (count + kWide - 1) / kWide * kWide; }
 };
 
-inline Floats fetch_wide(const float* p) {
-    Floats x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
+// Calls f(at) for the place of each vector of a tile.
+template <typename F>
+inline void each_vector(const Tile& tile, F f) {
+    const int64_t count = tile.padded();
+#pragma GCC unroll 4
+    for (int64_t at = 0; at < count; at += kWide) f(at);
 }
 
 template <typename F>
 inline void each(const Instruction& i, const Tile& tile, F f) {
     const float* a = tile.slots[i.operands[0]];
     float* out = tile.slots[i.result];
-    for (int64_t at = 0; at < tile.padded(); at += kWide) put(out + at, f(fetch_wide(a + at)));
+    each_vector(tile, [=](int64_t at) { put(out + at, f(load_wide(a + at))); });
 }
 template <typename F>
 inline void each_pair(const Instruction& i, const Tile& tile, F f) {
     const float *a = tile.slots[i.operands[0]], *b = tile.slots[i.operands[1]];
     float* out = tile.slots[i.result];
-    for (int64_t at = 0; at < tile.padded(); at += kWide) put(out + at, f(fetch_wide(a + at), fetch_wide(b + at)));
+    each_vector(tile, [=](int64_t at) { put(out + at, f(load_wide(a + at), load_wide(b + at))); });
 }
 template <typename F>
 inline void each_scalar(const Instruction& i, const Tile& tile, F f) {
     const float* a = tile.slots[i.operands[0]];
     float* out = tile.slots[i.result];
-    for (int64_t at = 0; at < tile.padded(); ++at) out[at] = f(a[at]);
+    for (int64_t at = 0, count = tile.padded(); at < count; ++at) out[at] = f(a[at]);
 }
 
 inline Floats mask_of(Ints mask) {
@@ -48,8 +50,9 @@ inline Floats mask_of(Ints mask) {
 inline void choose(const Instruction& i, const Tile& tile) {
     const float *mask = tile.slots[i.operands[0]], *a = tile.slots[i.operands[1]], *b = tile.slots[i.operands[2]];
     float* out = tile.slots[i.result];
-    for (int64_t at = 0; at < tile.padded(); at += kWide)
-        put(out + at, bits_of(fetch_wide(mask + at)) != 0 ? fetch_wide(a + at) : fetch_wide(b + at));
+    each_vector(tile, [=](int64_t at) {
+        put(out + at, bits_of(load_wide(mask + at)) != 0 ? load_wide(a + at) : load_wide(b + at));
+    });
 }
 
 // A dropped NaN or Inf gives NaN, as in torch.

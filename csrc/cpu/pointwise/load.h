@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/pointwise/instructions.h"
+#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
@@ -44,6 +45,13 @@ inline void load_bits(const uint8_t* mask, int64_t first, int64_t count, float* 
     for (; i < count; ++i) out[i] = float_of(bytes[i / 8] >> i % 8 & 1 ? ~0u : 0u);
 }
 
+inline void fill(float* out, int64_t count, float value) {
+    const Floats values = all(value);
+    int64_t i = 0;
+    for (; i + kWide <= count; i += kWide) put(out + i, values);
+    for (; i < count; ++i) out[i] = value;
+}
+
 // Elements first .. first + count of the iteration from an input that some axes do not have.
 template <typename T>
 inline void load_broadcast(const T* from, const int64_t* axes, const int64_t* strides, int64_t first, int64_t count,
@@ -56,8 +64,7 @@ inline void load_broadcast(const T* from, const int64_t* axes, const int64_t* st
         if (strides[2]) {
             load_run(start, run, out + at);
         } else {
-            const float value = load(*start);
-            for (int64_t j = 0; j < run; ++j) out[at + j] = value;
+            fill(out + at, run, load(*start));
         }
         at += run;
         i2 = 0;
@@ -104,6 +111,23 @@ struct Loader {
                     load_broadcast(from, plan.axes, input.strides, tile.first, tile.count, buffer);
                 });
             }
+        }
+    }
+
+    // Asks for a part of what the tile after this one needs of whole inputs. At once it would be more requests than a
+    // core can have under way, and the computation would wait.
+    template <typename IsNeeded>
+    void ask_for_next(const Tile& tile, int64_t part, int64_t parts, const IsNeeded& is_needed) const {
+        const void* const* next = inputs;
+        for (int64_t i = 0; i < plan.inputs; ++i) {
+            const Input& input = plan.input[i];
+            if (input.type == Type::computed) continue;
+            const void* const from_tensor = *next++;
+            if (!is_needed(i) || !is_whole(input)) continue;
+            with_type(from_tensor, input.type, [&](auto* from) {
+                const int64_t each = (tile.count + parts - 1) / parts;
+                prefetch(from + tile.first + tile.count + part * each, each * static_cast<int64_t>(sizeof *from));
+            });
         }
     }
 

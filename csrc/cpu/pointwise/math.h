@@ -1,13 +1,9 @@
 // Functions of a vector, each within a few units in the last place over the whole range of float32. NaN stays NaN.
 #pragma once
 
-#include "cpu/graph/vector.h"
+#include "cpu/wide.h"
 
 namespace gqc::GQC_ISA {
-
-constexpr int kWide = kWidest;
-using Floats = Vector<float, kWide>;
-using Ints = Vector<int32_t, kWide>;
 
 inline Floats all(float x) {
     return broadcast<kWide>(x);

@@ -65,6 +65,12 @@ enum class Type : int64_t { float32, bfloat16, float16, boolean, bits, computed 
 
 enum class Form : int64_t { float32, bfloat16, float16, boolean, bits, absmax, int8 };  // DTYPES
 
+// Of an element; less than one for a mask of bits, none for a number.
+inline int64_t bytes_of(Form form) {
+    constexpr int64_t kBytes[] = {4, 2, 2, 1, 0, 0, 1};
+    return kBytes[static_cast<int64_t>(form)];
+}
+
 enum class Sum : int64_t { none, first_axis, last_axis };
 
 struct Input {

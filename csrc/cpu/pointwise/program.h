@@ -64,7 +64,8 @@ class Program {
             const Result& result = plan_.result[i];
             void* const to = outputs[at++];
             float* const scale = result.form == Form::int8 ? static_cast<float*>(outputs[at++]) : nullptr;
-            new (target(i)) Target{result, to, scale, sums, rounding(i)};
+            new (target(i))
+                Target{result, to, scale, sums, rounding(i), is_streamed(plan_.size() * bytes_of(result.form))};
             if (result.sum == Sum::first_axis) sums += chunks * plan_.row();
         }
         find_needed();
@@ -105,7 +106,8 @@ class Program {
               computed_(program.most_),
               slots_(program.plan_.slots()),
               largest_(program.plan_.results),
-              loader_{program.plan_, program.inputs_, buffers_.get(), padded(program.tile_)} {
+              loader_{program.plan_, program.inputs_, buffers_.get(), padded(program.tile_)},
+              parts_(count_parts()) {
             if (!ok()) return;
             buffers_.clear();
             computed_.clear();
@@ -135,24 +137,48 @@ class Program {
 
         // Call it once, when the thread has no more tiles.
         void merge() const {
+            end_stream();
 #pragma omp critical
             for (int64_t i = 0; i < program_.plan_.results; ++i)
                 if (largest_[i] > program_.largest_[i]) program_.largest_[i] = largest_[i];
         }
 
       private:
+        bool is_needed(int64_t i) const { return !first_look_ || program_.needed_[i]; }
+        bool is_looked_at(int64_t result) const {
+            return !first_look_ || program_.plan_.result[result].form == Form::int8;
+        }
+
+        // In how many parts a tile is computed and written.
+        int64_t count_parts() const {
+            const Plan& plan = program_.plan_;
+            int64_t parts = 0;
+            for (int64_t i = 0; i < plan.instructions; ++i) parts += is_needed(plan.inputs + i);
+            for (int64_t i = 0; i < plan.results; ++i)
+                if (is_looked_at(i)) parts += first_look_ ? 1 : parts_of(plan.result[i].form, program_.tile_);
+            return parts;
+        }
+
         void run_tile(const Tile& tile, int64_t at, int64_t chunk) {
             const Plan& plan = program_.plan_;
-            const uint8_t* const needed = program_.needed_.get();
-            loader_.load(tile, computed_.get() + at, [&](int64_t i) { return !first_look_ || needed[i]; });
-            for (int64_t i = 0; i < plan.instructions; ++i)
-                if (!first_look_ || needed[plan.inputs + i]) execute(plan.instruction[i], tile, program_.seed_);
+            const auto needed = [&](int64_t i) { return is_needed(i); };
+            int64_t part = 0;
+            const auto step = [&] { loader_.ask_for_next(tile, part++, parts_, needed); };
+            loader_.load(tile, computed_.get() + at, needed);
+            for (int64_t i = 0; i < plan.instructions; ++i) {
+                if (!is_needed(plan.inputs + i)) continue;
+                step();
+                execute(plan.instruction[i], tile, program_.seed_);
+            }
             float* const scratch = buffers_.get() + plan.slots() * padded(program_.tile_);
             for (int64_t i = 0; i < plan.results; ++i) {
-                if (!first_look_)
-                    program_.target(i)->write(plan, tile, chunk, scratch, &largest_[i]);
-                else if (plan.result[i].form == Form::int8)
+                if (!is_looked_at(i)) continue;
+                if (first_look_) {
+                    step();
                     largest_[i] = raise(tile.slots[plan.result[i].slot], tile.count, largest_[i]);
+                } else {
+                    program_.target(i)->write(plan, tile, chunk, scratch, &largest_[i], step);
+                }
             }
         }
 
@@ -162,6 +188,7 @@ class Program {
         const Buffer<float*> slots_;
         const Buffer<uint32_t> largest_;  // as that of the program
         Loader loader_;
+        const int64_t parts_;
     };
 
   private:

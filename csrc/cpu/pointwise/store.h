@@ -4,15 +4,23 @@
 #include <cmath>
 
 #include "cpu/pointwise/load.h"
+#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
+// scratch: for `count` floats.
 template <typename T>
-inline void store_run(const float* from, int64_t count, T* out) {
-    store_all(from, count, out);
+inline void store_run(const float* from, int64_t count, T* out, float* scratch, bool streamed) {
+    T* const to = streamed ? reinterpret_cast<T*>(scratch) : out;
+    store_all(from, count, to);
+    if (streamed) stream(to, count * static_cast<int64_t>(sizeof(T)), out);
 }
-inline void store_run(const float* from, int64_t count, float* out) {
-    std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
+inline void store_run(const float* from, int64_t count, float* out, float*, bool streamed) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
+    if (streamed)
+        stream(from, bytes, out);
+    else
+        std::memcpy(out, from, static_cast<size_t>(bytes));
 }
 
 inline void store_bool(const float* from, int64_t count, uint8_t* out) {
@@ -40,11 +48,15 @@ inline void store_bits(const float* from, int64_t first, int64_t count, uint8_t*
 
 // Largest magnitude of a tile and `seen`, as bits.
 inline uint32_t raise(const float* from, int64_t count, uint32_t seen) {
-    int32_t largest = static_cast<int32_t>(seen);
-    for (int64_t i = 0; i < count; ++i) {
-        const int32_t m = static_cast<int32_t>(magnitude(from[i]));
-        largest = m > largest ? m : largest;
-    }
+    constexpr int kAtATime = 4;
+    Ints most[kAtATime] = {};
+    int64_t i = 0;
+    for (; i + kAtATime * kWide <= count; i += kAtATime * kWide)
+        for (int j = 0; j < kAtATime; ++j)
+            most[j] = larger(most[j], bits_of(magnitude_of(load_wide(from + i + j * kWide))));
+    const Ints all = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+    int32_t largest = larger(static_cast<int32_t>(seen), largest_lane<kWide>(all));
+    for (; i < count; ++i) largest = larger(largest, static_cast<int32_t>(magnitude(from[i])));
     return static_cast<uint32_t>(largest);
 }
 

@@ -6,15 +6,25 @@
 
 namespace gqc::GQC_ISA {
 
+// In how many parts a tile is written.
+inline int64_t parts_of(Form form, int64_t elements) {
+    return form == Form::int8 ? (elements + kRoundedChunk - 1) / kRoundedChunk : 1;
+}
+
 struct Target {
     const Result& result;
     void* to;
     float* scale;              // of an int8 result
     double* sums;              // of a sum over the first axis: a row for each chunk
     const Rounding* rounding;  // of an int8 result, once its largest magnitude is known
+    bool streamed;             // see cpu/stream.h
 
-    // scratch: for a row of the iteration; largest: of this result, as bits.
-    void write(const Plan& plan, const Tile& tile, int64_t chunk, float* scratch, uint32_t* largest) const {
+    // scratch: for a row of the iteration; largest: of this result, as bits; step(): called parts_of() times.
+    template <typename Step>
+    void write(const Plan& plan, const Tile& tile, int64_t chunk, float* scratch, uint32_t* largest,
+               const Step& step) const {
+        if (result.form == Form::int8) return round(tile, step);
+        step();
         const float* values = tile.slots[result.slot];
         const int64_t first = tile.first, count = tile.count;
         if (result.sum == Sum::first_axis)
@@ -34,10 +44,20 @@ struct Target {
             case Form::absmax:
                 *largest = raise(values, count, *largest);
                 return;
-            case Form::int8:
-                return rounding->apply(values, first, count, static_cast<int8_t*>(to) + first);
             default:
-                with_form(to, result.form, [&](auto* out) { store_run(values, count, out + first); });
+                with_form(to, result.form,
+                          [&](auto* out) { store_run(values, count, out + first, scratch, streamed); });
+        }
+    }
+
+    template <typename Step>
+    void round(const Tile& tile, const Step& step) const {
+        const float* values = tile.slots[result.slot];
+        int8_t* const q = static_cast<int8_t*>(to) + tile.first;
+        for (int64_t at = 0; at < tile.count; at += kRoundedChunk) {
+            const int64_t left = tile.count - at, count = left < kRoundedChunk ? left : kRoundedChunk;
+            step();
+            rounding->apply(values + at, tile.first + at, count, q + at, streamed);
         }
     }
 
