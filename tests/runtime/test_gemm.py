@@ -30,6 +30,11 @@ def operands(m: int, n: int, k: int, trans_a: bool, trans_b: bool) -> tuple[Tens
     return int8(*((k, m) if trans_a else (m, k))), int8(*((n, k) if trans_b else (k, n)))
 
 
+def emulated_rows(m: int, trans_a: bool) -> int:
+    """Fewer, for the form that is slowest in the emulator, which has a tile of 128 for each block of threads."""
+    return 128 + m % 128 if trans_a and m > 256 else m
+
+
 def assert_equals_reference(*arguments: object) -> None:
     out, absmax = gqc.qgemm(*arguments)
     want, want_absmax = reference.qgemm(*arguments)
@@ -62,6 +67,10 @@ def test_equals_reference(
 def test_equals_reference_where_threads_share_the_work(
     backend: str, threads: int, form: tuple[bool, bool], m: int, n: int, k: int
 ) -> None:
+    if backend == CUDA:
+        if k == 140_000 and form[1]:
+            pytest.skip("the emulator is slow: test_the_longest_contractions_stay_exact has this form too")
+        m = emulated_rows(m, form[0])
     a, b = operands(m, n, k, *form)
     assert_equals_reference(a, torch.rand(()), b, torch.rand(()), *form, None, torch.float32)
 
@@ -71,6 +80,7 @@ def test_equals_reference_where_threads_share_the_work(
     ("m", "n", "k"), [(1100, 20, 80), (580, 136, 80), (129, 300, 48), (65, 129, 16), (64, 8, 400), (127, 72, 127)]
 )
 def test_equals_reference_at_sizes_around_tiles(backend: str, form: tuple[bool, bool], m: int, n: int, k: int) -> None:
+    m = emulated_rows(m, form[0]) if backend == CUDA else m
     a, b = operands(m, n, k, *form)
     for dtype in DTYPES:
         assert_equals_reference(a, torch.rand(()), b, torch.rand(()), *form, torch.randn(n), dtype)
@@ -100,8 +110,10 @@ def test_the_longest_contractions_stay_exact(
     backend: str, threads: int, form: tuple[bool, bool], sign: int, k: int
 ) -> None:
     """Products of 127 * 127 overflow int32 after 133,144 of them."""
-    if backend == CUDA:
-        k = min(k, 140_000)  # the emulator is slow
+    if backend == CUDA:  # slow: each length with one sign
+        if (sign < 0) != (k == 131_073):
+            pytest.skip("the emulator is slow: this length is there with the other sign")
+        k = min(k, 140_000)
     a, b = (torch.full_like(x, 127) for x in operands(2, 3, k, *form))
     out, _ = gqc.qgemm(a, UNIT, b * sign, UNIT, *form, None, torch.float32)
     assert torch.equal(out, torch.full((2, 3), float(sign * 127 * 127 * k)))
