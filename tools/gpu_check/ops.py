@@ -198,6 +198,20 @@ def _spmm_by_rows(x: Inputs, g: list[Tensor], width: int) -> Iterator[Case]:
             yield Case(label, "spmm", arguments, False, spmm_reference.spmm if dtype is FLOAT else None)
 
 
+def _typed_spmm(x: Inputs) -> Iterator[Case]:
+    """On a GPU these are products of gathered rows, whose messages are added up in float32."""
+    for g in x.graphs:
+        for width in x.widths:
+            u, grad, types = (x.sources, width), (x.targets, 5), torch.randint(3, (x.edges,), generator=x.random)
+            label = f"{width} x 5, {g[0].dtype}"
+            yield Case(label, "typed_spmm", (g, x.floats(*u), x.floats(3, width, 5), types), exact=False)
+            arguments = (g, *x.int8(*u), *x.int8(3, width, 5), types, FLOAT)
+            yield Case(label, "qtyped_spmm", arguments, exact=False)
+            yield Case(label, "typed_spmm_bwd_b", (g, x.floats(*u), x.floats(*grad), types, 3), exact=False)
+            arguments = (g, *x.int8(*u), *x.int8(*grad), types, 3, FLOAT)
+            yield Case(label, "qtyped_spmm_bwd_b", arguments, exact=False)
+
+
 def _spmm_cmp(x: Inputs) -> Iterator[Case]:
     for g in x.graphs:
         for width in x.widths:
@@ -276,6 +290,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "gemm": _gemm,
     "fused_gemm": _fused_gemm,
     "spmm": _spmm,
+    "typed_spmm": _typed_spmm,
     "spmm_cmp": _spmm_cmp,
     "sddmm": _sddmm,
     "edge_softmax": _edge_softmax,
