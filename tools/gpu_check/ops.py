@@ -154,6 +154,11 @@ def _fused_gemm(x: Inputs) -> Iterator[Case]:
             product = (a, a_scale, b, b_scale, trans, trans, *after)
             yield Case(label, "qgemm_epilogue", (*product, dtype))
             yield Case(label, "qgemm_int8", (*product, *rounding, dtype))
+            program = "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); return bfloat16(v2), int8(v2, 4, 8, 1)"
+            read = ([x.floats(m, 1), x.floats(n)], x.seed, program)
+            yield Case(label, "qgemm_pointwise", (*x.int8(m, k), b, b_scale, trans, dtype, *read))
+            read = (b, b_scale, trans, dtype, read[0], program)
+            yield Case(label, "quantize_qgemm_pointwise", (floats, None, *rounding, *read))
             positive = gqc_ops.qgemm_epilogue(*product, dtype)[2]
             yield Case(label, "relu_backward", (x.floats(m, n).to(dtype), positive))
 
