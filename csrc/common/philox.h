@@ -91,27 +91,48 @@ inline void put_blocks(Words first, Words second, uint16_t* out) {
 #endif
 }
 
-// random[i] = bits of element i % kBlockElements of a block that lane block_in(i / kBlockElements % kWords) of
-// counters(i / kBlockElements / kWords * kWords) holds, for `blocks` blocks, or up to kWords - 1 more. Elements 2i and
-// 2i + 1 of a block take the low and the high half of output word i, which is the order of the halves in memory on a
-// little-endian machine.
-template <typename Counters>
-inline void generate(const Philox& stream, const Counters& counters, uint16_t* random, int64_t blocks) {
-    Words keys[kPhiloxRounds][2];
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-        keys[round][0] = Words{} + (stream.key[0] + static_cast<uint32_t>(round) * 0x9E3779B9u);
-        keys[round][1] = Words{} + (stream.key[1] + static_cast<uint32_t>(round) * 0xBB67AE85u);
+// Output words 0 and 1 of kWords blocks, then 2 and 3.
+struct RandomWords {
+    Words words01, words23;
+};
+
+// Computes the blocks of a stream whose numbers are in the lanes.
+class Blocks {
+  public:
+    explicit Blocks(const Philox& stream) : node_(Words{} + stream.node), step_(Words{} + stream.step) {
+        for (int round = 0; round < kPhiloxRounds; ++round) {
+            keys_[round][0] = Words{} + (stream.key[0] + static_cast<uint32_t>(round) * 0x9E3779B9u);
+            keys_[round][1] = Words{} + (stream.key[1] + static_cast<uint32_t>(round) * 0xBB67AE85u);
+        }
     }
-    for (int64_t group = 0; group < blocks; group += kWords) {
-        Words c0 = counters(group), c1 = c0 >> 32, c2 = Words{} + stream.node, c3 = Words{} + stream.step;
-        for (const Words(&key)[2] : keys) {
+
+    RandomWords operator()(Words blocks) const {
+        Words c0 = blocks, c1 = c0 >> 32, c2 = node_, c3 = step_;
+        for (const Words(&key)[2] : keys_) {
             const Words product0 = multiply(c0, 0xD2511F53u), product1 = multiply(c2, 0xCD9E8D57u);
             c0 = exclusive_or(high(product1), c1, key[0]);
             c2 = exclusive_or(high(product0), c3, key[1]);
             c1 = product1;
             c3 = product0;
         }
-        put_blocks((c0 & 0xffffffffu) | (c1 << 32), (c2 & 0xffffffffu) | (c3 << 32), random + group * kBlockElements);
+        return {(c0 & 0xffffffffu) | (c1 << 32), (c2 & 0xffffffffu) | (c3 << 32)};
+    }
+
+  private:
+    const Words node_, step_;
+    Words keys_[kPhiloxRounds][2];
+};
+
+// random[i] = bits of element i % kBlockElements of a block that lane block_in(i / kBlockElements % kWords) of
+// counters(i / kBlockElements / kWords * kWords) holds, for `blocks` blocks, or up to kWords - 1 more. Elements 2i and
+// 2i + 1 of a block take the low and the high half of output word i, which is the order of the halves in memory on a
+// little-endian machine.
+template <typename Counters>
+inline void generate(const Philox& stream, const Counters& counters, uint16_t* random, int64_t blocks) {
+    const Blocks blocks_of(stream);
+    for (int64_t group = 0; group < blocks; group += kWords) {
+        const RandomWords words = blocks_of(counters(group));
+        put_blocks(words.words01, words.words23, random + group * kBlockElements);
     }
 }
 
@@ -121,7 +142,7 @@ template <typename BlockOf>
 inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_t random[kBlocks * kBlockElements],
                           int64_t blocks = kBlocks) {
     const auto counters = [&](int64_t group) {
-        Words counter;
+        Words counter{};
         for (int lane = 0; lane < kWords; ++lane) counter[lane] = block_of(group + block_in(lane));
         return counter;
     };

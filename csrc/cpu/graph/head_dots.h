@@ -8,6 +8,7 @@
 #include "cpu/graph/head_sums.h"
 #include "cpu/graph/rows.h"
 #include "cpu/graph/vector.h"
+#include "cpu/graph/vnni_dots.h"
 
 namespace gqc::GQC_ISA {
 
@@ -24,11 +25,6 @@ class HeadDots {
 #else
     static constexpr int kSmallest = kExact ? 1 << 30 : 4;  // GCC's own vectors of a plain loop are the best there
 #endif
-#if defined(__AVX512VNNI__)
-    static constexpr bool kBiased = true;
-#else
-    static constexpr bool kBiased = false;
-#endif
     using Fixed = std::conditional_t<kExact, int8_t, float>;
 
   public:
@@ -37,19 +33,16 @@ class HeadDots {
           width_(width),
           unit_(unit_for(width)),
           units_(unit_ ? (width + unit_ - 1) / unit_ : 0),
-          copy_(heads * stride()),
-          excess_(heads) {
-        if (excess_.ok()) excess_.clear();
-    }
+          copy_(heads * stride()) {}
 
-    bool ok() const { return copy_.ok() && excess_.ok(); }
+    bool ok() const { return copy_.ok(); }
 
     // Takes the row that stays, which must not go away.
     void fix(const A* row) {
         if constexpr (std::is_same_v<A, Fixed>) {
             if (stride() == width_) {
                 fixed_ = row;
-                return set_excess();
+                return;
             }
         }
         const int64_t whole = stride() - unit_, again = stride() - width_;
@@ -61,25 +54,25 @@ class HeadDots {
                 to[whole + i] = i < again ? Fixed{} : static_cast<Fixed>(from[width_ - unit_ + i]);
         }
         fixed_ = copy_.get();
-        set_excess();
     }
 
     // dots[(p - begin) * heads + h] = scale * <fixed row, x[rows[p]]> in head h, p = begin .. end; rows are fetched
-    // into the cache, none behind rows[last].
+    // into the cache, none behind rows[last]. See dots_of for what may be written behind.
     template <typename Index>
     void dot(const B* x, const Index* rows, int64_t begin, int64_t end, int64_t last, float scale, float* dots) const {
-        const int64_t row = heads_ * width_;
+        const int64_t row = heads_ * width_, bytes = row * static_cast<int64_t>(sizeof(B));
+        const int64_t distance = entries_ahead(bytes);
         const auto for_rows = [&](const auto& body) {
             for (int64_t p = begin; p < end; ++p, dots += heads_) {
-                const int64_t ahead = p + kAhead < last ? p + kAhead : last;
+                const int64_t ahead = p + distance < last ? p + distance : last;
                 const char* const next = reinterpret_cast<const char*>(x + static_cast<int64_t>(rows[ahead]) * row);
-                for (int64_t i = 0; i < row * static_cast<int64_t>(sizeof(B)); i += 64) __builtin_prefetch(next + i);
+                for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
+                if (bytes % 64) __builtin_prefetch(next + bytes - 1);
                 body(x + static_cast<int64_t>(rows[p]) * row, dots);
             }
         };
 #if defined(__AVX2__)
         if constexpr (kExact) {
-            if (unit_ == 64) return for_rows([&](const B* at, float* to) { products<64>(at, scale, to); });
             if (unit_ == 32) return for_rows([&](const B* at, float* to) { products<32>(at, scale, to); });
             if (unit_ == 16) return for_rows([&](const B* at, float* to) { products<16>(at, scale, to); });
         }
@@ -91,24 +84,14 @@ class HeadDots {
 
   private:
     static int unit_for(int64_t width) {
-        for (int unit = kExact ? 64 : kWidest; unit >= kSmallest; unit /= 2) {
-            if (unit <= width && (unit < 64 || kWidest == 16)) return unit;
+        for (int unit = kExact ? 32 : kWidest; unit >= kSmallest; unit /= 2) {
+            if (unit <= width) return unit;
         }
         return 0;
     }
 
     // Values of a head in the copy of the fixed row.
     int64_t stride() const { return unit_ ? units_ * unit_ : width_; }
-
-    void set_excess() const {
-        if constexpr (kExact && kBiased) {
-            for (int64_t h = 0; h < heads_; ++h) {
-                int32_t sum = 0;
-                for (int64_t i = 0; i < stride(); ++i) sum += fixed_[h * stride() + i];
-                excess_[h] = 128 * sum;
-            }
-        }
-    }
 
     float one(const B* x, int64_t h) const {
         const Fixed* const fixed = fixed_ + h * stride();
@@ -145,13 +128,11 @@ class HeadDots {
         for (; h + 4 <= heads_; h += 4) {
             const __m128i sums =
                 four(lanes<Unit>(x, h), lanes<Unit>(x, h + 1), lanes<Unit>(x, h + 2), lanes<Unit>(x, h + 3));
-            const __m128i exact = _mm_sub_epi32(sums, load128(excess_.get() + h));
-            _mm_storeu_ps(dots + h, _mm_mul_ps(_mm_cvtepi32_ps(exact), _mm_set1_ps(scale)));
+            _mm_storeu_ps(dots + h, _mm_mul_ps(_mm_cvtepi32_ps(sums), _mm_set1_ps(scale)));
         }
         for (; h < heads_; ++h) {
             const __m256i sum = lanes<Unit>(x, h);
-            const int32_t exact = _mm_cvtsi128_si32(four(sum, sum, sum, sum)) - excess_[h];
-            dots[h] = static_cast<float>(exact) * scale;
+            dots[h] = static_cast<float>(_mm_cvtsi128_si32(four(sum, sum, sum, sum))) * scale;
         }
     }
 
@@ -165,30 +146,6 @@ class HeadDots {
     __m256i lanes(const int8_t* row, int64_t h) const {
         const int8_t* const x = row + h * width_;
         const int8_t* const fixed = fixed_ + h * units_ * Unit;
-#    if defined(__AVX512VNNI__)
-        if constexpr (Unit == 64) {
-            __m512i sum = _mm512_setzero_si512();
-            for (int64_t k = 0; k < units_; ++k) {
-                const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(x + first<64>(k)), _mm512_set1_epi8(-128));
-                sum = _mm512_dpbusd_epi32(sum, bytes, _mm512_loadu_si512(fixed + k * 64));
-            }
-            return _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
-        } else if constexpr (Unit == 32) {
-            __m256i sum = _mm256_setzero_si256();
-            for (int64_t k = 0; k < units_; ++k) {
-                const __m256i bytes = _mm256_xor_si256(load256(x + first<32>(k)), _mm256_set1_epi8(-128));
-                sum = _mm256_dpbusd_epi32(sum, bytes, load256(fixed + k * 32));
-            }
-            return sum;
-        } else {
-            __m128i sum = _mm_setzero_si128();
-            for (int64_t k = 0; k < units_; ++k) {
-                const __m128i bytes = _mm_xor_si128(load128(x + first<16>(k)), _mm_set1_epi8(-128));
-                sum = _mm_dpbusd_epi32(sum, bytes, load128(fixed + k * 16));
-            }
-            return _mm256_zextsi128_si256(sum);
-        }
-#    else
         // |fixed| * (x with the sign of fixed): the sum of two such products fits int16, since -128 never appears.
         if constexpr (Unit >= 32) {
             __m256i sum = _mm256_setzero_si256();
@@ -207,7 +164,6 @@ class HeadDots {
             }
             return _mm256_zextsi128_si256(sum);
         }
-#    endif
     }
 
     static __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -219,7 +175,13 @@ class HeadDots {
     const int64_t units_;
     const Fixed* fixed_ = nullptr;
     const Buffer<Fixed> copy_;
-    const Buffer<int32_t> excess_;  // what sums are too large because bytes of x are read as x + 128
 };
+
+#if defined(__AVX512VNNI__)
+template <>
+class HeadDots<int8_t, int8_t> : public VnniDots {
+    using VnniDots::VnniDots;
+};
+#endif
 
 }  // namespace gqc::GQC_ISA

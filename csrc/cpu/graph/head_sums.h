@@ -5,6 +5,7 @@
 #include "common/kernel.h"
 #include "cpu/graph/rows.h"
 #include "cpu/graph/vector.h"
+#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
@@ -21,9 +22,33 @@ inline Vector<float, Lanes> multiply_add(Vector<float, Lanes> a, Vector<float, L
     return a * b + c;
 }
 
+// Entries begin .. end of a matrix, of which entry p reads row rows[p] of x with the weights
+// weights[(p - begin) * heads + h]. Weights are readable for a vector behind the last one.
+template <typename T, typename Index>
+struct WeightedRows {
+    const T* x;
+    const Index* rows;
+    int64_t begin, end, last;  // rows[last] is the last one that may be fetched into the cache
+    const float* weights;
+};
+
+// The largest magnitude() in vectors of any number of lanes.
+class LargestSeen {
+  public:
+    template <int Lanes>
+    void see(Vector<float, Lanes> x) {
+        put(lanes_, larger(magnitudes<Lanes>(x), fetch<int32_t, Lanes, 1>(lanes_)));
+    }
+    int32_t get() const { return largest_lane<kWidest>(fetch<int32_t, kWidest, 1>(lanes_)); }
+
+  private:
+    int32_t lanes_[kWidest] = {};
+};
+
 // Rows are `heads` runs of `width` features. They are cut into vectors, of which the last is moved back so that it ends
-// with the row; what it shares with the one before it is computed twice. So sums are kept by vector, see size(). Where
-// the features of a vector all belong to one head its weight is one number, else weights are moved to their places.
+// with the row; what it shares with the one before it is computed twice. Some vectors at a time, a tile, are added up
+// in registers over all entries. Where the features of a vector all belong to one head its weight is one number, else
+// weights are moved to their places.
 class HeadSums {
     static constexpr int kTile = 8, kMovedTile = 4;
 
@@ -47,39 +72,36 @@ class HeadSums {
 
     bool ok() const { return places_.ok(); }
 
-    // Floats that the sums of a row take.
+    // Floats that sums in memory take: they are kept by vector.
     int64_t size() const { return vectors_ * lanes_; }
 
-    // Adds weights[(p - begin) * heads + h] * x[rows[p]][h] to the sums, p = begin .. end. Weights are readable for a
-    // vector behind the last one. With Prefetch, rows are fetched into the cache, none behind rows[last].
+    // Adds the rows to sums in memory. With Prefetch, rows are fetched into the cache.
     template <bool Prefetch, typename T, typename Index>
-    void add(const T* x, const Index* rows, int64_t begin, int64_t end, int64_t last, const float* weights,
-             float* sums) const {
-        const Entries<T, Index> entries{x, rows, begin, end, last, weights, sums};
-        with_lanes(lanes_, [&](auto lanes) {
-            if (!of_a_head_) return moved<lanes, Prefetch>(entries);
-            if constexpr (lanes == kWidest) {
-                const bool whole = width % lanes == 0;
-                if (whole && of_a_head_ == 1) return whole_heads<lanes, 1, Prefetch>(entries);
-                if (whole && of_a_head_ == 2) return whole_heads<lanes, 2, Prefetch>(entries);
-                if (whole && of_a_head_ == 4) return whole_heads<lanes, 4, Prefetch>(entries);
-            }
-            parts_of_heads<lanes, Prefetch>(entries);
-        });
+    void add(const WeightedRows<T, Index>& rows, float* sums) const {
+        for_tiles<Prefetch>(rows, Partial{sums});
     }
 
-    // to[h * width + i] = sums * factors[h], which are readable like weights; `seen` is raised to the largest
-    // magnitude().
-    void scale(const float* sums, const float* factors, float* to, int32_t& seen) const {
+    // to[h * width + i] = sum over the rows * factors[h]. Factors are readable like weights.
+    template <bool Prefetch, typename T, typename Index>
+    void write(const WeightedRows<T, Index>& rows, const float* factors, float* to, bool streamed,
+               LargestSeen& seen) const {
+        for_tiles<Prefetch>(rows, Scaled{factors, to, streamed, seen});
+    }
+
+    // Whether `count` results from `to` on are to be written past the caches; end_stream() ends that.
+    bool is_streamed(const float* to, int64_t count) const {
+        const bool fits = lanes_ == kWidest && row_ % lanes_ == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+        return fits && gqc::GQC_ISA::is_streamed(count * row_ * static_cast<int64_t>(sizeof(float)));
+    }
+
+    // As write, of sums in memory.
+    void write_sums(const float* sums, const float* factors, float* to, LargestSeen& seen) const {
         with_lanes(lanes_, [&](auto lanes) {
-            Vector<int32_t, lanes> largest{};
             for (int64_t k = 0; k < vectors_; ++k) {
-                const auto factor = weight<lanes>(factors, k);
-                const auto value = fetch<float, lanes, 1>(sums + k * lanes) * factor;
+                const auto value = fetch<float, lanes, 1>(sums + k * lanes) * weight<lanes>(factors, k);
                 put(to + first(k), value);
-                largest = larger(largest, magnitudes<lanes>(value));
+                seen.see<lanes>(value);
             }
-            seen = larger(seen, largest_lane<lanes>(largest));
         });
     }
 
@@ -97,13 +119,40 @@ class HeadSums {
     const int64_t heads, width;
 
   private:
-    template <typename T, typename Index>
-    struct Entries {
-        const T* x;
-        const Index* rows;
-        int64_t begin, end, last;
-        const float* weights;
+    // What becomes of a tile's sums: they are added to sums in memory, ..
+    struct Partial {
         float* sums;
+
+        template <int Lanes>
+        Vector<float, Lanes> start(int64_t vector) const {
+            return fetch<float, Lanes, 1>(sums + vector * Lanes);
+        }
+        template <int Lanes, typename WeightOf>
+        void finish(int64_t vector, int64_t, Vector<float, Lanes> sum, const WeightOf&) const {
+            put(sums + vector * Lanes, sum);
+        }
+    };
+    // .. or multiplied with a factor for each head and written.
+    struct Scaled {
+        const float* factors;
+        float* to;
+        bool streamed;
+        LargestSeen& seen;
+
+        template <int Lanes>
+        Vector<float, Lanes> start(int64_t) const {
+            return Vector<float, Lanes>{};
+        }
+        template <int Lanes, typename WeightOf>
+        void finish(int64_t, int64_t feature, Vector<float, Lanes> sum, const WeightOf& factor_of) const {
+            const Vector<float, Lanes> value = sum * factor_of(factors);
+            if (Lanes == kWidest && streamed) {
+                stream_vector(&value, to + feature);
+            } else {
+                put(to + feature, value);
+            }
+            seen.see<Lanes>(value);
+        }
     };
 
     // The first feature of a vector.
@@ -129,72 +178,99 @@ class HeadSums {
             return __builtin_shuffle(read, places);
     }
 
+    template <bool Prefetch, typename R, typename Sink>
+    void for_tiles(const R& rows, const Sink& sink) const {
+        with_lanes(lanes_, [&](auto lanes) {
+            if (!of_a_head_) return moved<lanes, Prefetch>(rows, sink);
+            if constexpr (lanes == kWidest) {
+                const bool whole = width % lanes == 0;
+                if (whole && of_a_head_ == 1) return whole_heads<lanes, 1, Prefetch>(rows, sink);
+                if (whole && of_a_head_ == 2) return whole_heads<lanes, 2, Prefetch>(rows, sink);
+                if (whole && of_a_head_ == 4) return whole_heads<lanes, 4, Prefetch>(rows, sink);
+            }
+            parts_of_heads<lanes, Prefetch>(rows, sink);
+        });
+    }
+
     // Heads of Of vectors: as many whole heads at a time as a tile holds.
-    template <int Lanes, int Of, bool Prefetch, typename E>
-    void whole_heads(const E& entries) const {
+    template <int Lanes, int Of, bool Prefetch, typename R, typename Sink>
+    void whole_heads(const R& rows, const Sink& sink) const {
         int64_t h = 0;
-        for (; h + kTile / Of <= heads; h += kTile / Of) tile<Lanes, Of, kTile, Prefetch>(entries, h * Of, h);
-        for (; h < heads; ++h) tile<Lanes, Of, Of, Prefetch>(entries, h * Of, h);
+        for (; h + kTile / Of <= heads; h += kTile / Of) tile<Lanes, Of, kTile, Prefetch>(rows, sink, h * Of, h);
+        for (; h < heads; ++h) tile<Lanes, Of, Of, Prefetch>(rows, sink, h * Of, h);
     }
 
     // Heads of any number of vectors.
-    template <int Lanes, bool Prefetch, typename E>
-    void parts_of_heads(const E& entries) const {
+    template <int Lanes, bool Prefetch, typename R, typename Sink>
+    void parts_of_heads(const R& rows, const Sink& sink) const {
         for (int64_t h = 0; h < heads; ++h) {
-            const int64_t end = (h + 1) * of_a_head_, even = end * Lanes <= row_ ? end : end - 1;
+            const int64_t end = (h + 1) * of_a_head_;
             int64_t k = h * of_a_head_;
-            for (; k + kTile <= even; k += kTile) tile<Lanes, kTile, kTile, Prefetch>(entries, k, h);
-            for (; k + 2 <= even; k += 2) tile<Lanes, 2, 2, Prefetch>(entries, k, h);
-            for (; k < end; ++k) tile<Lanes, 1, 1, Prefetch>(entries, k, h);
+            for (; k + kTile <= end; k += kTile) tile<Lanes, kTile, kTile, Prefetch>(rows, sink, k, h);
+            for (; k + 3 <= end; k += 3) tile<Lanes, 3, 3, Prefetch>(rows, sink, k, h);
+            for (; k < end; ++k) tile<Lanes, 1, 1, Prefetch>(rows, sink, k, h);
         }
     }
 
     // Vectors with features of several heads.
-    template <int Lanes, bool Prefetch, typename E>
-    void moved(const E& entries) const {
+    template <int Lanes, bool Prefetch, typename R, typename Sink>
+    void moved(const R& rows, const Sink& sink) const {
         int64_t k = 0;
-        for (; (k + kMovedTile) * Lanes <= row_; k += kMovedTile) moved_tile<Lanes, kMovedTile, Prefetch>(entries, k);
-        for (; k < vectors_; ++k) moved_tile<Lanes, 1, Prefetch>(entries, k);
+        for (; k + kMovedTile <= vectors_; k += kMovedTile) moved_tile<Lanes, kMovedTile, Prefetch>(rows, sink, k);
+        for (; k < vectors_; ++k) moved_tile<Lanes, 1, Prefetch>(rows, sink, k);
     }
 
-    // Tile vectors from `vector` on, which stand side by side, Of of them for each head from `head` on.
-    template <int Lanes, int Of, int Tile, bool Prefetch, typename E>
-    void tile(const E& entries, int64_t vector, int64_t head) const {
-        add_rows<Lanes, Tile, Prefetch>(entries, vector, entries.weights + head,
-                                        [](const float* weights, int k) { return broadcast<Lanes>(weights[k / Of]); });
+    // Tile vectors from `vector` on, Of of them for each head from `head` on.
+    template <int Lanes, int Of, int Tile, bool Prefetch, typename R, typename Sink>
+    void tile(const R& rows, const Sink& sink, int64_t vector, int64_t head) const {
+        add_rows<Lanes, Tile, Prefetch>(rows, sink, vector, [head](const float* weights, int k) {
+            return broadcast<Lanes>(weights[head + k / Of]);
+        });
     }
 
-    template <int Lanes, int Tile, bool Prefetch, typename E>
-    void moved_tile(const E& entries, int64_t vector) const {
+    template <int Lanes, int Tile, bool Prefetch, typename R, typename Sink>
+    void moved_tile(const R& rows, const Sink& sink, int64_t vector) const {
         Vector<int32_t, Lanes> place[Tile];
         int64_t head[Tile];
         for (int k = 0; k < Tile; ++k) {
             place[k] = places<Lanes>(vector + k);
             head[k] = first(vector + k) / width;
         }
-        add_rows<Lanes, Tile, Prefetch>(entries, vector, entries.weights, [&](const float* weights, int k) {
+        add_rows<Lanes, Tile, Prefetch>(rows, sink, vector, [&](const float* weights, int k) {
             return at_places<Lanes>(weights + head[k], place[k]);
         });
     }
 
-    template <int Lanes, int Tile, bool Prefetch, typename T, typename Index, typename WeightOf>
-    __attribute__((always_inline)) void add_rows(const Entries<T, Index>& entries, int64_t vector, const float* weights,
+    template <int Lanes, int Tile, bool Prefetch, typename T, typename Index, typename Sink, typename WeightOf>
+    __attribute__((always_inline)) void add_rows(const WeightedRows<T, Index>& rows, const Sink& sink, int64_t vector,
                                                  const WeightOf& weight_of) const {
         Vector<float, Lanes> sum[Tile];
-        float* const sums = entries.sums + vector * Lanes;
-        for (int k = 0; k < Tile; ++k) sum[k] = fetch<float, Lanes, 1>(sums + k * Lanes);
-        const T* const x = entries.x + first(vector);
-        for (int64_t p = entries.begin; p < entries.end; ++p, weights += heads) {
-            const T* const row = x + static_cast<int64_t>(entries.rows[p]) * row_;
-            const int64_t ahead = p + kAhead < entries.last ? p + kAhead : entries.last;
-            const T* const next = x + static_cast<int64_t>(entries.rows[ahead]) * row_;
+#pragma GCC unroll 8
+        for (int k = 0; k < Tile; ++k) sum[k] = sink.template start<Lanes>(vector + k);
+        // All vectors of a tile but the last one of the row stand side by side.
+        const int64_t last_vector = first(vector + Tile - 1) - first(vector);
+        const T* const x = rows.x + first(vector);
+        const float* weights = rows.weights;
+        const int64_t bytes = row_ * static_cast<int64_t>(sizeof(T)), distance = entries_ahead(bytes);
+        const bool is_split = Prefetch && bytes % 64;  // rows may end in a cache line of their own
+        for (int64_t p = rows.begin; p < rows.end; ++p, weights += heads) {
+            const T* const row = x + static_cast<int64_t>(rows.rows[p]) * row_;
+            const int64_t ahead = p + distance < rows.last ? p + distance : rows.last;
+            const T* const next = x + static_cast<int64_t>(rows.rows[ahead]) * row_;
+            if (is_split) __builtin_prefetch(next + last_vector + Lanes - 1);
 #pragma GCC unroll 8
             for (int k = 0; k < Tile; ++k) {
                 if (Prefetch && k % vectors_per_line<T>(Lanes) == 0) __builtin_prefetch(next + k * Lanes);
-                sum[k] = multiply_add<Lanes>(fetch<float, Lanes, 1>(row + k * Lanes), weight_of(weights, k), sum[k]);
+                const T* const from = row + (k + 1 < Tile || Tile == 1 ? k * Lanes : last_vector);
+                sum[k] = multiply_add<Lanes>(fetch<float, Lanes, 1>(from), weight_of(weights, k), sum[k]);
             }
         }
-        for (int k = 0; k < Tile; ++k) put(sums + k * Lanes, sum[k]);
+#pragma GCC unroll 8
+        for (int k = 0; k < Tile; ++k) {
+            const int64_t feature = first(vector) + (k + 1 < Tile || Tile == 1 ? k * Lanes : last_vector);
+            sink.template finish<Lanes>(vector + k, feature, sum[k],
+                                        [&](const float* factors) { return weight_of(factors, k); });
+        }
     }
 
     const int64_t row_;

@@ -5,11 +5,6 @@
 
 namespace gqc::GQC_ISA {
 
-// As kAhead, for rows of `bytes`: as many as keep what a core can wait for at once filled.
-inline int64_t entries_ahead(int64_t bytes) {
-    return bytes <= 128 ? 32 : bytes <= 256 ? 20 : kAhead;
-}
-
 class RowSums {
   public:
     // sums(first, last, to) writes rows first .. last, one behind the other.

@@ -17,6 +17,11 @@ struct Rows {
 // Entries between the one that is worked on and the one whose features are fetched into the cache.
 constexpr int64_t kAhead = 12;
 
+// As kAhead, for rows of `bytes`: as many as keep what a core can wait for at once filled.
+inline int64_t entries_ahead(int64_t bytes) {
+    return bytes <= 128 ? 32 : bytes <= 256 ? 20 : kAhead;
+}
+
 // Vectors of a row of T that share a cache line.
 template <typename T>
 constexpr int vectors_per_line(int lanes) {

@@ -9,11 +9,14 @@ namespace gqc::GQC_ISA {
 
 // Entries of a row that one thread takes at a time. Where a row is cut depends on nothing else, so its sums do not
 // depend on the number of threads.
-constexpr int64_t kPart = 4096;
+constexpr int64_t kPart = 1024;
+
+// Rows that a worker gets at once have at most so many entries together, or it gets one row.
+constexpr int64_t kWindow = 256;
 
 // Works on all rows. `Worker` is the scratch memory of a thread:
 //   Worker(job), ok()
-//   row(v, begin, end)              all of a row
+//   rows(first, last)               all of the rows first .. last, at most kWindow of them
 //   part(v, begin, end, partial)    entries begin .. end of a longer row, into job.partial_size() floats
 //   join(v, partials, parts)        what the parts of a row make together
 // `work` is how many elementary steps an entry takes.
@@ -31,13 +34,14 @@ Error for_split_rows(int64_t threads, Rows<Index> rows, int64_t work, const Job&
     for_row_ranges(threads, rows, work, [&](int64_t first, int64_t last) {
         Worker worker(job);
         if (!worker.ok()) return fail();
-        for (int64_t v = first; v < last; ++v) {
-            const int64_t begin = rows.indptr[v], end = rows.indptr[v + 1];
-            if (end - begin <= kPart) {
-                worker.row(v, begin, end);
-            } else {
+        for (int64_t v = first, next; v < last; v = next) {
+            next = v + 1;
+            if (rows.indptr[next] - rows.indptr[v] > kPart) {
                 long_rows[__atomic_fetch_add(&count, 1, __ATOMIC_RELAXED)].row = v;
+                continue;
             }
+            while (next < last && next - v < kWindow && rows.indptr[next + 1] - rows.indptr[v] <= kWindow) ++next;
+            worker.rows(v, next);
         }
     });
     if (error || !count) return error;

@@ -167,7 +167,7 @@ inline int32_t largest_lane(Vector<int32_t, Lanes> x) {
 
 // exp(x) for x <= 0 within 2 units in the last place; 0 where the result would be denormal, NaN stays NaN.
 template <int Lanes>
-inline Vector<float, Lanes> exp_of_negative(Vector<float, Lanes> x) {
+__attribute__((always_inline)) inline Vector<float, Lanes> exp_of_negative(Vector<float, Lanes> x) {
     constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it leaves a rounded integer in the low bits
     const Vector<float, Lanes> shifted = x * 1.44269504f + kToInteger;
     Vector<int32_t, Lanes> power;

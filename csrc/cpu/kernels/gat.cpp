@@ -4,6 +4,7 @@
 #include "common/buffer.h"
 #include "common/kernel.h"
 #include "cpu/graph/attention.h"
+#include "cpu/graph/edge_dropout.h"
 #include "cpu/graph/head_sums.h"
 #include "cpu/graph/split_rows.h"
 
@@ -18,7 +19,7 @@ struct Gat {
     const T* u;
     float scale;
     float slope;
-    const AttentionDropout& dropout;
+    const EdgeDropout& dropout;
     const HeadSums& sums;
     float* out;
     float* largest_logit;
@@ -35,32 +36,44 @@ class GatWorker {
     explicit GatWorker(const Gat<T, Index>& job)
         : job_(job),
           heads_(job.sums.heads),
+          logits_(values_of(kPart, heads_)),
           weights_(values_of(kPart, heads_)),
-          factors_(2 * values_of(1, heads_)),
-          sums_(job.sums.size()),
-          er_(heads_),
-          state_(heads_) {}
-    ~GatWorker() { raise(job_.absmax, seen_); }
+          kept_(EdgeDropout::size(kPart, heads_) + kWidest),
+          factors_(values_of(kWindow, heads_) + values_of(1, heads_)),
+          scratch_(heads_, 3),
+          streamed_(job.sums.is_streamed(job.out, job.in.rows.count)) {}
+    ~GatWorker() {
+        end_stream();
+        raise(job_.absmax, seen_.get());
+    }
 
-    bool ok() const { return weights_.ok() && factors_.ok() && sums_.ok() && er_.ok() && state_.ok(); }
+    bool ok() const { return logits_.ok() && weights_.ok() && kept_.ok() && factors_.ok() && scratch_.ok(); }
 
-    void row(int64_t v, int64_t begin, int64_t end) {
-        float* const largest = job_.largest_logit + v * heads_;
-        float* const total = job_.total + v * heads_;
-        std::memset(sums_.get(), 0, static_cast<size_t>(job_.sums.size()) * sizeof(float));
-        if (begin == end) {
-            for (int64_t h = 0; h < heads_; ++h) largest[h] = total[h] = 0.0f, factors_[h] = job_.scale;
-            job_.sums.scale(sums_.get(), factors_.get(), job_.out + v * heads_ * job_.sums.width, seen_);
-            return;
+    void rows(int64_t first, int64_t last) {
+        const Index* const indptr = job_.in.rows.indptr;
+        const int64_t begin = indptr[first], end = indptr[last], of_a_row = heads_ * job_.sums.width;
+        load(begin, end);
+        with_heads(heads_, [&](auto known) {
+            for (int64_t v = first; v < last; ++v) {
+                attend<known>(v, begin, indptr[v], indptr[v + 1], job_.largest_logit + v * heads_,
+                              job_.total + v * heads_, factors_.get() + (v - first) * heads_);
+            }
+        });
+        for (int64_t v = first; v < last; ++v) {
+            job_.sums.template write<true>(weighted(begin, indptr[v], indptr[v + 1]),
+                                           factors_.get() + (v - first) * heads_, job_.out + v * of_a_row, streamed_,
+                                           seen_);
         }
-        attend(v, begin, end, largest, total, sums_.get());
-        finish(v, total, sums_.get());
     }
 
     void part(int64_t v, int64_t begin, int64_t end, float* partial) {
         float* const statistics = partial + job_.sums.size();
+        load(begin, end);
+        with_heads(heads_, [&](auto known) {
+            attend<known>(v, begin, begin, end, statistics, statistics + heads_, factors_.get());
+        });
         std::memset(partial, 0, static_cast<size_t>(job_.sums.size()) * sizeof(float));
-        attend(v, begin, end, statistics, statistics + heads_, partial);
+        job_.sums.template add<true>(weighted(begin, begin, end), partial);
     }
 
     // Brings the parts, one after the other, to a common largest logit.
@@ -83,45 +96,64 @@ class GatWorker {
             }
             job_.sums.join(partials, old, added, of_added);
         }
-        finish(v, total, partials);
+        for (int64_t h = 0; h < heads_; ++h) factors_[h] = job_.scale / total[h];
+        job_.sums.write_sums(partials, factors_.get(), job_.out + v * heads_ * job_.sums.width, seen_);
     }
 
   private:
-    // Adds up exp(logit - largest) * u for entries begin .. end of row v.
-    void attend(int64_t v, int64_t begin, int64_t end, float* largest, float* total, float* sums) {
-        const int64_t last = job_.in.rows.entries() - 1, values = (end - begin) * heads_, count = vectors(values);
-        float* const weights = weights_.get();
-        gather<1>(job_.el, job_.in.indices, begin, end, last, heads_, {weights});
-        er_.set(job_.er + v * heads_);
-        for (int64_t i = 0; i < count; ++i) {
-            float* const x = weights + i * kWidest;
-            put(x, leaky(at(x) + at(er_.of(i)), job_.slope));
-        }
-        // Not -Inf: a head whose logits are all -Inf in this part may have others.
-        fill_up(weights, values, -__builtin_inff());
-        const auto value = [&](int64_t i) { return at(weights + i * kWidest); };
-        state_.combine(count, kLowest, [](auto a, auto b) { return larger(a, b); }, value);
-        for (int64_t h = 0; h < heads_; ++h) largest[h] = state_[h];
-        for (int64_t i = 0; i < count; ++i) {
-            float* const x = weights + i * kWidest;
-            put(x, exp_of_negative<kWidest>(at(x) - at(state_.of(i))));
-        }
-        state_.combine(count, 0.0f, [](auto a, auto b) { return a + b; }, value);
-        for (int64_t h = 0; h < heads_; ++h) total[h] = state_[h];
-        job_.dropout.drop(job_.in.eids + begin, end - begin, heads_, weights);
-        job_.sums.template add<true>(job_.u, job_.in.indices, begin, end, last, weights, sums);
+    // What entries begin .. end read.
+    void load(int64_t begin, int64_t end) {
+        gather<1>(job_.el, job_.in.indices, begin, end, job_.in.rows.entries() - 1, heads_, {logits_.get()});
+        if (job_.dropout.seed) job_.dropout.factors(job_.in.eids + begin, end - begin, heads_, kept_.get());
     }
 
-    void finish(int64_t v, const float* total, const float* sums) {
-        for (int64_t h = 0; h < heads_; ++h) factors_[h] = job_.scale / total[h];
-        job_.sums.scale(sums, factors_.get(), job_.out + v * heads_ * job_.sums.width, seen_);
+    // The weights exp(logit - largest) of entries begin .. end of row v, of those loaded from `loaded` on.
+    template <int Known>
+    void attend(int64_t v, int64_t loaded, int64_t begin, int64_t end, float* largest, float* total, float* factors) {
+        const int64_t offset = (begin - loaded) * heads_, values = (end - begin) * heads_;
+        const float* const logits = logits_.get() + offset;
+        const float* const kept = kept_.get() + offset;
+        float* const weights = weights_.get() + offset;
+        if (begin == end) {
+            for (int64_t h = 0; h < heads_; ++h) largest[h] = total[h] = 0.0f, factors[h] = job_.scale;
+            return;
+        }
+        PerHead<Known> er(scratch_, 0), most(scratch_, 1), sum(scratch_, 2);
+        er.set(job_.er + v * heads_);
+        most.fill(kLowest);  // not -Inf: a head whose logits are all -Inf in this part may have others
+        for_vectors<Known>(scratch_, values, [&](int64_t n, int64_t m, auto lanes) {
+            const Floats x = lanes.or_else(leaky(at(logits + n) + er[m], job_.slope), -__builtin_inff());
+            put(weights + n, x);
+            most.combine(m, x, Larger());
+        });
+        most.reduce(Larger());
+        sum.fill(0.0f);
+        for_vectors<Known>(scratch_, values, [&](int64_t n, int64_t m, auto) {
+            const Floats x = exp_of_negative<kWidest>(at(weights + n) - most[m]);
+            sum.combine(m, x, Add());
+            put(weights + n, job_.dropout.seed ? x * at(kept + n) : x);
+        });
+        sum.reduce(Add());
+        most.store(largest);
+        sum.store(total);
+        for (int64_t h = 0; h < heads_; ++h) factors[h] = job_.scale / total[h];
+    }
+
+    WeightedRows<T, Index> weighted(int64_t loaded, int64_t begin, int64_t end) const {
+        return {job_.u,
+                job_.in.indices,
+                begin,
+                end,
+                job_.in.rows.entries() - 1,
+                weights_.get() + (begin - loaded) * heads_};
     }
 
     const Gat<T, Index>& job_;
     const int64_t heads_;
-    const Buffer<float> weights_, factors_, sums_;
-    const Heads er_, state_;
-    int32_t seen_ = 0;
+    const Buffer<float> logits_, weights_, kept_, factors_;
+    const HeadScratch scratch_;
+    const bool streamed_;
+    LargestSeen seen_;
 };
 
 }  // namespace
@@ -138,7 +170,7 @@ GQC_KERNEL(gat)(int64_t threads, int64_t is_int64, int64_t rows, int64_t /*edges
         const Neighbours<Index> in{{static_cast<const Index*>(indptr), rows},
                                    static_cast<const Index*>(indices),
                                    static_cast<const Index*>(eids)};
-        const AttentionDropout dropout{seed, node, static_cast<uint32_t>(threshold), factor};
+        const EdgeDropout dropout{seed, node, static_cast<uint32_t>(threshold), factor};
         const HeadSums sums(heads, width);
         if (!sums.ok()) return kOutOfMemory;
         int32_t seen = 0;

@@ -5,6 +5,7 @@
 #include "common/buffer.h"
 #include "common/kernel.h"
 #include "cpu/graph/attention.h"
+#include "cpu/graph/edge_dropout.h"
 #include "cpu/graph/head_dots.h"
 #include "cpu/graph/head_sums.h"
 #include "cpu/graph/split_rows.h"
@@ -13,7 +14,6 @@ namespace gqc::GQC_ISA {
 namespace {
 
 constexpr int kStatistics = 4;  // of a destination and head: er, largest logit, 1 / total, what the gradient subtracts
-constexpr int64_t kCachedBytes = 16384;
 
 template <typename U, typename G, typename Index>
 struct GatBwd {
@@ -27,7 +27,7 @@ struct GatBwd {
     float u_scale, grad_scale;
     int64_t heads, width;
     float slope;
-    const AttentionDropout& dropout;
+    const EdgeDropout& dropout;
     const HeadSums& sums;
     float* statistics;
     float* d_u;
@@ -36,8 +36,8 @@ struct GatBwd {
     int32_t* absmax;
 };
 
-// The sums over edges of a * d, a * s and a * d * s, where a is the attention, d its gradient and s the slope of the
-// leaky ReLU.
+// The sums over edges of a * d, a * s and a * d * s, where a is the attention before it is divided by its sum, d its
+// gradient and s the slope of the leaky ReLU.
 template <typename U, typename G, typename Index>
 struct ByDestination {
     const GatBwd<U, G, Index>& of;
@@ -49,94 +49,104 @@ class ByDestinationWorker {
   public:
     explicit ByDestinationWorker(const ByDestination<U, G, Index>& job)
         : job_(job.of),
-          logits_(values_of(kPart, job_.heads)),
-          gradients_(values_of(kPart, job_.heads)),
-          inverse_(job_.heads),
+          heads_(job_.heads),
+          logits_(values_of(kPart, heads_)),
+          gradients_(dots_of(kPart, heads_)),
+          kept_(EdgeDropout::size(kPart, heads_) + kWidest),
           partial_(job.partial_size()),
-          dots_(job_.heads, job_.width),
-          er_(job_.heads),
-          largest_(job_.heads),
-          factor_(job_.heads),
-          sums_{Heads(job_.heads), Heads(job_.heads), Heads(job_.heads)} {}
+          dots_(heads_, job_.width),
+          scratch_(heads_, 5) {}
 
     bool ok() const {
-        return logits_.ok() && gradients_.ok() && inverse_.ok() && partial_.ok() && dots_.ok() && er_.ok() &&
-               largest_.ok() && factor_.ok() && sums_[0].ok() && sums_[1].ok() && sums_[2].ok();
+        return logits_.ok() && gradients_.ok() && kept_.ok() && partial_.ok() && dots_.ok() && scratch_.ok();
     }
 
-    void row(int64_t v, int64_t begin, int64_t end) {
-        if (begin == end) {
-            for (int64_t h = 0; h < job_.heads; ++h) job_.d_er[v * job_.heads + h] = 0.0f;
-            return;
-        }
-        part(v, begin, end, partial_.get());
-        finish(v, partial_.get());
+    void rows(int64_t first, int64_t last) {
+        const Index* const indptr = job_.in.rows.indptr;
+        const int64_t loaded = indptr[first];
+        load(loaded, indptr[last]);
+        for (int64_t v = first; v < last; ++v) multiply_rows(v, loaded, indptr[v], indptr[v + 1]);
+        with_heads(heads_, [&](auto known) {
+            for (int64_t v = first; v < last; ++v) {
+                if (indptr[v] == indptr[v + 1]) {
+                    std::memset(job_.d_er + v * heads_, 0, static_cast<size_t>(heads_) * sizeof(float));
+                    continue;
+                }
+                add_up<known>(v, loaded, indptr[v], indptr[v + 1], partial_.get());
+                finish(v, partial_.get());
+            }
+        });
     }
 
     void part(int64_t v, int64_t begin, int64_t end, float* partial) {
-        const int64_t heads = job_.heads, last = job_.in.rows.entries() - 1;
-        const int64_t values = (end - begin) * heads, count = vectors(values);
-        float* const logits = logits_.get();
-        float* const gradients = gradients_.get();
-        gather<1>(job_.el, job_.in.indices, begin, end, last, heads, {logits});
-        dots_.fix(job_.grad + v * heads * job_.width);
-        dots_.dot(job_.u, job_.in.indices, begin, end, last, job_.u_scale * job_.grad_scale, gradients);
-        job_.dropout.drop(job_.in.eids + begin, end - begin, heads, gradients);
-        for (int64_t h = 0; h < heads; ++h) inverse_[h] = 1.0f / job_.total[v * heads + h];
-        er_.set(job_.er + v * heads);
-        largest_.set(job_.largest + v * heads);
-        factor_.set(inverse_.get());
-        for (const Heads& sum : sums_) sum.fill(count, 0.0f);
-        fill_up(gradients, values, 0.0f);
-        for (int64_t i = 0; i < count; ++i) {
-            const Floats logit = at(logits + i * kWidest) + at(er_.of(i));
-            Floats a = exp_of_negative<kWidest>(leaky(logit, job_.slope) - at(largest_.of(i))) * at(factor_.of(i));
-            if (i + 1 == count) a = without_filler(a, values);
-            const Floats product = a * at(gradients + i * kWidest);
-            add(0, i, product);
-            add(1, i, leaky_gradient(logit, a, job_.slope));
-            add(2, i, leaky_gradient(logit, product, job_.slope));
-        }
-        for (int s = 0; s < 3; ++s) {
-            sums_[s].reduce(count, [](auto a, auto b) { return a + b; });
-            for (int64_t h = 0; h < heads; ++h) partial[s * heads + h] = sums_[s][h];
-        }
+        load(begin, end);
+        multiply_rows(v, begin, begin, end);
+        with_heads(heads_, [&](auto known) { add_up<known>(v, begin, begin, end, partial); });
     }
 
     void join(int64_t v, float* partials, int64_t parts) {
-        const int64_t size = 3 * job_.heads;
+        const int64_t size = 3 * heads_;
         for (int64_t part = 1; part < parts; ++part)
             for (int64_t i = 0; i < size; ++i) partials[i] += partials[part * size + i];
         finish(v, partials);
     }
 
   private:
-    static Floats without_filler(Floats x, int64_t values) {
-        float lanes[kWidest];
-        put(lanes, x);
-        for (int64_t i = (values - 1) % kWidest + 1; i < kWidest; ++i) lanes[i] = 0.0f;
-        return at(lanes);
+    // What entries begin .. end read, but for the features.
+    void load(int64_t begin, int64_t end) {
+        gather<1>(job_.el, job_.in.indices, begin, end, job_.in.rows.entries() - 1, heads_, {logits_.get()});
+        if (job_.dropout.seed) job_.dropout.factors(job_.in.eids + begin, end - begin, heads_, kept_.get());
     }
 
-    void add(int sum, int64_t i, Floats x) const { put(sums_[sum].of(i), at(sums_[sum].of(i)) + x); }
+    // The gradients of the attention of entries begin .. end of row v, before dropout.
+    void multiply_rows(int64_t v, int64_t loaded, int64_t begin, int64_t end) {
+        if (begin == end) return;
+        dots_.fix(job_.grad + v * heads_ * job_.width);
+        dots_.dot(job_.u, job_.in.indices, begin, end, job_.in.rows.entries() - 1, job_.u_scale * job_.grad_scale,
+                  gradients_.get() + (begin - loaded) * heads_);
+    }
+
+    template <int Known>
+    void add_up(int64_t v, int64_t loaded, int64_t begin, int64_t end, float* sums) const {
+        const int64_t offset = (begin - loaded) * heads_;
+        const float* const logits = logits_.get() + offset;
+        const float* const gradients = gradients_.get() + offset;
+        const float* const kept = kept_.get() + offset;
+        PerHead<Known> er(scratch_, 0), largest(scratch_, 1);
+        PerHead<Known> products(scratch_, 2), slopes(scratch_, 3), sloped_products(scratch_, 4);
+        er.set(job_.er + v * heads_);
+        largest.set(job_.largest + v * heads_);
+        products.fill(0.0f), slopes.fill(0.0f), sloped_products.fill(0.0f);
+        for_vectors<Known>(scratch_, (end - begin) * heads_, [&](int64_t n, int64_t m, auto lanes) {
+            const Floats logit = at(logits + n) + er[m];
+            const Floats a = lanes.or_else(exp_of_negative<kWidest>(leaky(logit, job_.slope) - largest[m]), 0.0f);
+            const Floats gradient = job_.dropout.seed ? at(gradients + n) * at(kept + n) : at(gradients + n);
+            const Floats product = lanes.or_else(a * gradient, 0.0f);
+            products.combine(m, product, Add());
+            slopes.combine(m, leaky_gradient(logit, a, job_.slope), Add());
+            sloped_products.combine(m, leaky_gradient(logit, product, job_.slope), Add());
+        });
+        products.reduce(Add()), slopes.reduce(Add()), sloped_products.reduce(Add());
+        products.store(sums), slopes.store(sums + heads_), sloped_products.store(sums + 2 * heads_);
+    }
 
     void finish(int64_t v, const float* sums) const {
-        const int64_t heads = job_.heads;
-        float* const statistics = job_.statistics + v * kStatistics * heads;
-        for (int64_t h = 0; h < heads; ++h) {
-            statistics[h] = job_.er[v * heads + h];
-            statistics[heads + h] = job_.largest[v * heads + h];
-            statistics[2 * heads + h] = 1.0f / job_.total[v * heads + h];
-            statistics[3 * heads + h] = sums[h];
-            job_.d_er[v * heads + h] = sums[2 * heads + h] - sums[h] * sums[heads + h];
+        float* const statistics = job_.statistics + v * kStatistics * heads_;
+        for (int64_t h = 0; h < heads_; ++h) {
+            const float inverse = 1.0f / job_.total[v * heads_ + h], dot = sums[h] * inverse;
+            statistics[h] = job_.er[v * heads_ + h];
+            statistics[heads_ + h] = job_.largest[v * heads_ + h];
+            statistics[2 * heads_ + h] = inverse;
+            statistics[3 * heads_ + h] = dot;
+            job_.d_er[v * heads_ + h] = (sums[2 * heads_ + h] - dot * sums[heads_ + h]) * inverse;
         }
     }
 
     const GatBwd<U, G, Index>& job_;
-    const Buffer<float> logits_, gradients_, inverse_, partial_;
+    const int64_t heads_;
+    const Buffer<float> logits_, gradients_, kept_, partial_;
     HeadDots<G, U> dots_;
-    const Heads er_, largest_, factor_;
-    const Heads sums_[3];
+    const HeadScratch scratch_;
 };
 
 template <typename U, typename G, typename Index>
@@ -144,11 +154,6 @@ struct BySource {
     const GatBwd<U, G, Index>& of;
     // Sums of the gradient of u, then the gradient of el.
     int64_t partial_size() const { return of.sums.size() + of.heads; }
-    // Edges whose features stay in the cache between their two uses.
-    int64_t edges_at_a_time() const {
-        const int64_t edges = kCachedBytes / (of.heads * of.width * static_cast<int64_t>(sizeof(G)) + 1);
-        return edges < 16 ? 16 : edges < 256 ? edges : 256;
-    }
 };
 
 template <typename U, typename G, typename Index>
@@ -156,94 +161,120 @@ class BySourceWorker {
   public:
     explicit BySourceWorker(const BySource<U, G, Index>& job)
         : job_(job.of),
-          step_(job.edges_at_a_time()),
-          stride_(values_of(step_, job_.heads)),
-          values_(7 * stride_),
-          factors_(values_of(1, job_.heads)),
-          partial_(job.partial_size()),
-          dots_(job_.heads, job_.width),
-          el_(job_.heads),
-          sum_(job_.heads) {}
-    ~BySourceWorker() { raise(job_.absmax, seen_); }
+          heads_(job_.heads),
+          stride_(values_of(kPart, heads_)),
+          statistics_(kStatistics * stride_),
+          gradients_(dots_of(kPart, heads_)),
+          weights_(stride_),
+          kept_(EdgeDropout::size(kPart, heads_) + kWidest),
+          factors_(values_of(1, heads_)),
+          dots_(heads_, job_.width),
+          scratch_(heads_, 2),
+          streamed_(job_.sums.is_streamed(job_.d_u, job_.out.rows.count)) {
+        if (factors_.ok())
+            for (int64_t h = 0; h < heads_; ++h) factors_[h] = job_.grad_scale;
+    }
+    ~BySourceWorker() {
+        end_stream();
+        raise(job_.absmax, seen_.get());
+    }
 
-    bool ok() const { return values_.ok() && factors_.ok() && partial_.ok() && dots_.ok() && el_.ok() && sum_.ok(); }
+    bool ok() const {
+        return statistics_.ok() && gradients_.ok() && weights_.ok() && kept_.ok() && factors_.ok() && dots_.ok() &&
+               scratch_.ok();
+    }
 
-    void row(int64_t v, int64_t begin, int64_t end) {
-        part(v, begin, end, partial_.get());
-        finish(v, partial_.get());
+    void rows(int64_t first, int64_t last) {
+        const Index* const indptr = job_.out.rows.indptr;
+        const int64_t loaded = indptr[first], row = heads_ * job_.width;
+        load(loaded, indptr[last]);
+        for (int64_t v = first; v < last; ++v) multiply_rows(v, loaded, indptr[v], indptr[v + 1]);
+        with_heads(heads_, [&](auto known) {
+            for (int64_t v = first; v < last; ++v)
+                weigh<known>(v, loaded, indptr[v], indptr[v + 1], job_.d_el + v * heads_);
+        });
+        for (int64_t v = first; v < last; ++v) {
+            job_.sums.template write<false>(weighted(loaded, indptr[v], indptr[v + 1]), factors_.get(),
+                                            job_.d_u + v * row, streamed_, seen_);
+        }
     }
 
     void part(int64_t v, int64_t begin, int64_t end, float* partial) {
-        const int64_t heads = job_.heads;
-        float* const d_el = partial + job_.sums.size();
-        std::memset(partial, 0, static_cast<size_t>(job_.sums.size() + heads) * sizeof(float));
-        if (begin == end) return;
-        dots_.fix(job_.u + v * heads * job_.width);
-        el_.set(job_.el + v * heads);
-        const int64_t most = vectors((end - begin < step_ ? end - begin : step_) * heads);
-        sum_.fill(most, 0.0f);
-        for (int64_t p = begin; p < end; p += step_) step(p, p + step_ < end ? p + step_ : end, partial);
-        sum_.reduce(most, [](auto a, auto b) { return a + b; });
-        for (int64_t h = 0; h < heads; ++h) d_el[h] = sum_[h];
+        load(begin, end);
+        multiply_rows(v, begin, begin, end);
+        with_heads(heads_, [&](auto known) { weigh<known>(v, begin, begin, end, partial + job_.sums.size()); });
+        std::memset(partial, 0, static_cast<size_t>(job_.sums.size()) * sizeof(float));
+        job_.sums.template add<false>(weighted(begin, begin, end), partial);
     }
 
     void join(int64_t v, float* partials, int64_t parts) {
-        const int64_t size = job_.sums.size() + job_.heads;
+        const int64_t size = job_.sums.size() + heads_;
         for (int64_t part = 1; part < parts; ++part)
             for (int64_t i = 0; i < size; ++i) partials[i] += partials[part * size + i];
-        finish(v, partials);
+        job_.sums.write_sums(partials, factors_.get(), job_.d_u + v * heads_ * job_.width, seen_);
+        std::memcpy(job_.d_el + v * heads_, partials + job_.sums.size(), static_cast<size_t>(heads_) * sizeof(float));
     }
 
   private:
-    void step(int64_t begin, int64_t end, float* sums) {
-        const int64_t heads = job_.heads, last = job_.out.rows.entries() - 1;
-        const int64_t values = (end - begin) * heads, count = vectors(values);
-        float* const gradients = values_.get();
-        float* const er = gradients + stride_;
-        float* const largest = gradients + 2 * stride_;
-        float* const inverse = gradients + 3 * stride_;
-        float* const subtracted = gradients + 4 * stride_;
-        float* const weights = gradients + 5 * stride_;
-        float* const mask = gradients + 6 * stride_;
-        dots_.dot(job_.grad, job_.out.indices, begin, end, last, job_.u_scale * job_.grad_scale, gradients);
-        gather<kStatistics>(job_.statistics, job_.out.indices, begin, end, last, heads,
-                            {er, largest, inverse, subtracted});
-        // Filled up so that the attention there is 0.
-        fill_up(gradients, values, 0.0f);
-        fill_up(er, values, 0.0f);
-        fill_up(largest, values, -kLowest);
-        fill_up(inverse, values, 0.0f);
-        fill_up(subtracted, values, 0.0f);
-        if (job_.dropout.seed) {
-            for (int64_t i = 0; i < count * kWidest; ++i) mask[i] = 1.0f;
-            job_.dropout.drop(job_.out.eids + begin, end - begin, heads, mask);
-        }
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t n = i * kWidest;
-            const Floats logit = at(el_.of(i)) + at(er + n);
-            const Floats a = exp_of_negative<kWidest>(leaky(logit, job_.slope) - at(largest + n)) * at(inverse + n);
-            Floats gradient = at(gradients + n), weight = a;
-            if (job_.dropout.seed) gradient *= at(mask + n), weight *= at(mask + n);
-            put(weights + n, weight);
-            const Floats of_logit = leaky_gradient(logit, a * (gradient - at(subtracted + n)), job_.slope);
-            put(sum_.of(i), at(sum_.of(i)) + of_logit);
-        }
-        job_.sums.template add<false>(job_.grad, job_.out.indices, begin, end, last, weights, sums);
+    // What entries begin .. end read, but for the features.
+    void load(int64_t begin, int64_t end) {
+        float* const to = statistics_.get();
+        gather<kStatistics>(job_.statistics, job_.out.indices, begin, end, job_.out.rows.entries() - 1, heads_,
+                            {to, to + stride_, to + 2 * stride_, to + 3 * stride_});
+        if (job_.dropout.seed) job_.dropout.factors(job_.out.eids + begin, end - begin, heads_, kept_.get());
     }
 
-    void finish(int64_t v, const float* partial) {
-        const int64_t heads = job_.heads;
-        for (int64_t h = 0; h < heads; ++h) factors_[h] = job_.grad_scale;
-        job_.sums.scale(partial, factors_.get(), job_.d_u + v * heads * job_.width, seen_);
-        std::memcpy(job_.d_el + v * heads, partial + job_.sums.size(), static_cast<size_t>(heads) * sizeof(float));
+    // The gradients of the attention of entries begin .. end of row v, before dropout.
+    void multiply_rows(int64_t v, int64_t loaded, int64_t begin, int64_t end) {
+        if (begin == end) return;
+        dots_.fix(job_.u + v * heads_ * job_.width);
+        dots_.dot(job_.grad, job_.out.indices, begin, end, job_.out.rows.entries() - 1, job_.u_scale * job_.grad_scale,
+                  gradients_.get() + (begin - loaded) * heads_);
+    }
+
+    // The weights of entries begin .. end of row v in the gradient of u, and the gradient of el.
+    template <int Known>
+    void weigh(int64_t v, int64_t loaded, int64_t begin, int64_t end, float* d_el) {
+        const int64_t offset = (begin - loaded) * heads_;
+        const float* const er = statistics_.get() + offset;
+        const float* const largest = er + stride_;
+        const float* const inverse = largest + stride_;
+        const float* const subtracted = inverse + stride_;
+        const float* const gradients = gradients_.get() + offset;
+        const float* const kept = kept_.get() + offset;
+        float* const weights = weights_.get() + offset;
+        PerHead<Known> el(scratch_, 0), sum(scratch_, 1);
+        el.set(job_.el + v * heads_);
+        sum.fill(0.0f);
+        for_vectors<Known>(scratch_, (end - begin) * heads_, [&](int64_t n, int64_t m, auto lanes) {
+            const Floats logit = el[m] + at(er + n);
+            const Floats a = exp_of_negative<kWidest>(leaky(logit, job_.slope) - at(largest + n)) * at(inverse + n);
+            Floats gradient = at(gradients + n), weight = a;
+            if (job_.dropout.seed) gradient *= at(kept + n), weight *= at(kept + n);
+            put(weights + n, weight);
+            const Floats of_logit = leaky_gradient(logit, a * (gradient - at(subtracted + n)), job_.slope);
+            sum.combine(m, lanes.or_else(of_logit, 0.0f), Add());
+        });
+        sum.reduce(Add());
+        sum.store(d_el);
+    }
+
+    WeightedRows<G, Index> weighted(int64_t loaded, int64_t begin, int64_t end) const {
+        return {job_.grad,
+                job_.out.indices,
+                begin,
+                end,
+                job_.out.rows.entries() - 1,
+                weights_.get() + (begin - loaded) * heads_};
     }
 
     const GatBwd<U, G, Index>& job_;
-    const int64_t step_, stride_;
-    const Buffer<float> values_, factors_, partial_;
+    const int64_t heads_, stride_;
+    const Buffer<float> statistics_, gradients_, weights_, kept_, factors_;
     HeadDots<U, G> dots_;
-    const Heads el_, sum_;
-    int32_t seen_ = 0;
+    const HeadScratch scratch_;
+    const bool streamed_;
+    LargestSeen seen_;
 };
 
 // Calls body with `x` as a pointer to int8 where it has a scale, else to float.
@@ -265,7 +296,7 @@ GQC_KERNEL(gat_bwd)(int64_t threads, int64_t is_int64, int64_t sources, int64_t 
                     int64_t node, int64_t threshold, float factor, float* statistics, float* d_u, float* absmax,
                     float* d_el, float* d_er) {
     if (width > kExactSums) return "a head is too wide: sums of its products may overflow";
-    const AttentionDropout dropout{seed, node, static_cast<uint32_t>(threshold), factor};
+    const EdgeDropout dropout{seed, node, static_cast<uint32_t>(threshold), factor};
     const HeadSums sums(heads, width);
     if (!sums.ok()) return kOutOfMemory;
     int32_t seen = 0;
