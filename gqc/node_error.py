@@ -18,6 +18,9 @@ from gqc.side_by_side import Values, run_both
 
 OPERAND, OUTPUT, GRADIENT = "operand", "output", "gradient"
 
+_KEEPS_COPY = {ops.quantize_qgemm.default: 2, ops.quantize_qgemm_pointwise.default: 0}
+"""Products that store the int8 copy of their operand: at which place among their results."""
+
 
 @dataclass(frozen=True)
 class NodeError:
@@ -77,14 +80,13 @@ def _parts(node: fx.Node, value: Values) -> Iterator[tuple[fx.Node, str | None, 
     if is_copy(node):
         return
     copies = {user: user.args[1] for user in node.users if is_copy(user)} if node.target in MAKES_COPY else {}
-    if node.target is ops.quantize_qgemm.default and not copies:
-        copies[node] = 2  # that nobody reads, so the kernel does not keep it
+    if node.target in _KEEPS_COPY and not copies:
+        copies[node] = _KEEPS_COPY[node.target]  # that nobody reads, so the kernel does not keep it
     for copy, at in copies.items():
         pair = slice(at, at + 2)  # type: ignore[operator]
         yield copy, OPERAND, Values(*(tuple(v[pair]) for v in (value.quantized, value.exact, value.unrounded)))
     if value.product is not None:
-        floats, unrounded = value.product
-        value = Values(floats, value.exact, unrounded)
+        value = Values(*value.product)
     yield node, primitive and primitive.kind, value
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from gqc.generators import GeneratorStates
 from gqc.joint import JointGraph
-from gqc.passes.exact_form import EXACT_FORMS
+from gqc.passes.exact_form import AROUND_PRODUCT, EXACT_FORMS
 from gqc.passes.int8_copies import QUANTIZE
 from gqc.passes.nodes import is_float, is_random, is_updated
 from gqc.passes.primitive import ops
@@ -30,14 +30,13 @@ class Values:
         exact: where no operand was ever rounded.
         unrounded: what ``quantized`` would be if this node's own int8 operands were not rounded and all before were;
             of an int8 tensor, the float values that it stands for.
-        product: of a product that writes int8: the floats that it rounds, and what they would be if its operands were
-            not rounded.
+        product: of an op that does not give its product: ``quantized``, ``exact`` and ``unrounded`` of the product.
     """
 
     quantized: Any
     exact: Any
     unrounded: Any
-    product: tuple[Tensor, Tensor] | None = None
+    product: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 def run_both(joint: JointGraph, arguments: Sequence[Any]) -> Iterator[tuple[fx.Node, Values]]:
@@ -78,6 +77,8 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     if node.target in QUANTIZE:
         unscaled = torch.ones(())
         return Values(quantized, (env[node.args[0]].exact, unscaled), (args[0], unscaled))  # type: ignore[index]
+    if node.target in AROUND_PRODUCT:
+        return _around_product(node, env, args, quantized)
     form = EXACT_FORMS.get(node.target, node.target)  # type: ignore[arg-type]
     if generators is not None:
         generators.restore()
@@ -86,11 +87,16 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     if node.target is not operator.getitem and not makes_int8 and not any(map(_is_quantized, node.all_input_nodes)):
         return Values(quantized, exact, quantized)
     _, unrounded = _run(node, form, lambda n: env[n].quantized if is_float(n) else env[n].unrounded)
-    if node.target is ops.qgemm_int8.default:
-        *operands, _, _, _, _, dtype = args
-        floats = ops.qgemm_epilogue(*operands, dtype)[0]
-        return Values(quantized, exact, (floats, torch.ones(()), quantized[2]), (floats, unrounded[0]))
     return Values(quantized, exact, unrounded)
+
+
+def _around_product(node: fx.Node, env: dict[fx.Node, Values], args: tuple[Any, ...], quantized: Any) -> Values:
+    around = AROUND_PRODUCT[node.target]  # type: ignore[index]
+    product = around.product(*args)
+    exact_args, exact = _run(node, around.exact, lambda n: env[n].exact)
+    _, unrounded = _run(node, around.exact, lambda n: env[n].quantized if is_float(n) else env[n].unrounded)
+    results = around.results(exact, *exact_args), around.results(product, *args)
+    return Values(quantized, *results, (product, exact, unrounded))
 
 
 def _run(node: fx.Node, target: Any, value: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], Any]:

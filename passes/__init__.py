@@ -12,6 +12,7 @@ from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
 from gqc.passes.fuse_kernels import fuse_kernels
 from gqc.passes.fuse_pointwise import fuse_pointwise
+from gqc.passes.fuse_products import fuse_products
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
 from gqc.passes.partition import partition
@@ -39,6 +40,7 @@ __all__ = [
     "find_primitives",
     "fuse_kernels",
     "fuse_pointwise",
+    "fuse_products",
     "keep_full_precision",
     "measure_saved",
     "partition",

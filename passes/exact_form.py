@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,12 +51,6 @@ def _quantize_gemm(
 ) -> tuple[Tensor, ...]:
     out, absmax, positive = _gemm_epilogue(x, None, b, b_scale, False, *options)
     return out, absmax, x, absmax.new_ones(()), positive
-
-
-def _gemm_int8(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    # Without the four arguments of rounding, which stand before the dtype.
-    out, absmax, positive = _gemm_epilogue(*arguments[:-5], arguments[-1])
-    return out, absmax.new_ones(()), positive
 
 
 def _spmm(
@@ -119,27 +113,6 @@ def _pointwise(inputs: list[Tensor], seed: Tensor | None, program: str, size: li
     return pointwise.pointwise(inputs, seed, program, size, _UNROUNDED)
 
 
-def _program_of(product: Tensor, inputs: list[Tensor], seed: Tensor | None, program: str) -> list[Tensor]:
-    return _pointwise([product, *inputs], seed, program, list(product.shape))
-
-
-def _gemm_pointwise(
-    a: Values, _: Any, b: Values, __: Any, trans_b: bool, dtype: torch.dtype, *program: Any
-) -> list[Tensor]:
-    return _program_of(_gemm(a, None, b, None, False, trans_b, None, dtype)[0], *program)
-
-
-def _quantize_gemm_pointwise(x: Values, _: Any, seed: Tensor | None, *arguments: Any) -> list[Tensor]:
-    b, b_scale, trans_b, dtype, inputs, program = arguments[3:]
-    return [x, x.new_ones(()), *_gemm_pointwise(x, None, b, b_scale, trans_b, dtype, inputs, seed, program)]
-
-
-def _spmm_pointwise(
-    g: list[Tensor], op: str, u: Values | None, _: Any, e: Values | None, __: Any, dtype: torch.dtype, *program: Any
-) -> list[Tensor]:
-    return _program_of(ops.spmm(g, op, u, e).to(dtype), *program)
-
-
 def _not_quantized(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x, x.new_ones(())
 
@@ -189,11 +162,84 @@ def _unpack(x: Values, features: list[int]) -> Values:
     return x.reshape(x.shape[0], *features)
 
 
+class AroundProduct(NamedTuple):
+    """An op that computes a product and, without giving it, results from it.
+
+    Attributes:
+        product: from the arguments of the op.
+        exact: the same with float values in the place of int8 ones.
+        results: what the op gives, from the product and its arguments; int8 results are not rounded.
+    """
+
+    product: Callable[..., Tensor]
+    exact: Callable[..., Tensor]
+    results: Callable[..., Sequence[Tensor]]
+
+    def exact_form(self, *arguments: Any) -> Sequence[Tensor]:
+        """An entry of :data:`EXACT_FORMS`."""
+        return self.results(self.exact(*arguments), *arguments)
+
+
+def _of_program(
+    product: Tensor, inputs: list[Tensor], seed: Tensor | None, program: str, size: list[int] | None = None
+) -> list[Tensor]:
+    x = product if size is None else product.reshape(size)
+    return _pointwise([x, *inputs], seed, program, list(x.shape))
+
+
+def _int8_of_gemm(product: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    relu = arguments[8]
+    positive = _positive(product) if relu else product.new_empty((0, 0), dtype=torch.uint8)
+    return product, product.new_ones((), dtype=torch.float32), positive
+
+
+def _gemm_of(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, trans_b: bool, dtype: torch.dtype) -> Tensor:
+    return ops.qgemm(a, a_scale, b, b_scale, False, trans_b, None, dtype)[0]
+
+
+def _exact_gemm_of(a: Values, _: Any, b: Values, __: Any, trans_b: bool, dtype: torch.dtype) -> Tensor:
+    return _gemm(a, None, b, None, False, trans_b, None, dtype)[0]
+
+
+_AROUND_GEMM = AroundProduct(
+    lambda *arguments: _gemm_of(*arguments[:6]),
+    lambda *arguments: _exact_gemm_of(*arguments[:6]),
+    lambda product, *arguments: _of_program(product, *arguments[6:]),
+)
+_QUANTIZE_AROUND_GEMM = AroundProduct(
+    lambda *arguments: _gemm_of(*ops.quantize(*arguments[:6]), *arguments[6:10]),
+    lambda *arguments: _exact_gemm_of(arguments[0], None, *arguments[6:10]),
+    lambda product, x, _, seed, *rest: [x, x.new_ones(()), *_of_program(product, rest[7], seed, *rest[8:])],
+)
+_AROUND_QSPMM = AroundProduct(
+    lambda *arguments: ops.qspmm(*arguments[:7])[0],
+    lambda g, op, u, _, e, __, dtype, *rest: ops.spmm(g, op, u, e).to(dtype),
+    lambda product, *arguments: _of_program(product, *arguments[7:]),
+)
+_AROUND_SPMM = AroundProduct(
+    lambda *arguments: ops.spmm(*arguments[:4]),
+    lambda *arguments: ops.spmm(*arguments[:4]),
+    lambda product, *arguments: _of_program(product, *arguments[4:]),
+)
+
+AROUND_PRODUCT: dict[Callable[..., Any], AroundProduct] = {
+    # Without the four arguments of rounding, which stand before the dtype.
+    ops.qgemm_int8.default: AroundProduct(
+        lambda *arguments: ops.qgemm_epilogue(*arguments[:-5], arguments[-1])[0],
+        lambda *arguments: _gemm_epilogue(*arguments[:-5], arguments[-1])[0],
+        _int8_of_gemm,
+    ),
+    ops.qgemm_pointwise.default: _AROUND_GEMM,
+    ops.quantize_qgemm_pointwise.default: _QUANTIZE_AROUND_GEMM,
+    ops.qspmm_pointwise.default: _AROUND_QSPMM,
+    ops.spmm_pointwise.default: _AROUND_SPMM,
+}
+"""By op."""
+
 EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qgemm.default: _gemm,
     ops.qgemm_epilogue.default: _gemm_epilogue,
     ops.quantize_qgemm.default: _quantize_gemm,
-    ops.qgemm_int8.default: _gemm_int8,
     ops.qspmm.default: _spmm,
     ops.qspmm_cmp.default: _spmm_cmp,
     ops.qsddmm.default: _sddmm,
@@ -203,9 +249,7 @@ EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.gat_bwd.default: _gat_bwd,
     ops.dequantize.default: _dequantize,
     ops.pointwise.default: _pointwise,
-    ops.qgemm_pointwise.default: _gemm_pointwise,
-    ops.quantize_qgemm_pointwise.default: _quantize_gemm_pointwise,
-    ops.qspmm_pointwise.default: _spmm_pointwise,
+    **{op: around.exact_form for op, around in AROUND_PRODUCT.items()},
     ops.qgemm_int4.default: _gemm_int4,
     ops.qspmm_int4.default: _spmm_int4,
     ops.qsddmm_int4.default: _sddmm_int4,

@@ -29,7 +29,7 @@ from gqc.passes.pointwise_steps import (
 )
 from gqc.passes.primitive import ops
 from gqc.passes.report import FUSED, Decision, Report
-from gqc.passes.schedule import Order, segments
+from gqc.passes.schedule import sort
 from gqc.policy import Policy
 
 _FORMS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.bool: "bool"}
@@ -57,7 +57,7 @@ def fuse_pointwise(joint: JointGraph, policy: Policy) -> Report:
     packed: dict[fx.Node, fx.Node] = {}
     for fusion in wanted:
         report.decisions.append(fusion.build(joint, inside, packed))
-    _sort(joint)
+    sort(joint)
     drop_unused(joint.graph)
     return report
 
@@ -316,14 +316,3 @@ def _shown(node: fx.Node, name: str, operands: tuple[Operand, ...], parameters: 
     names = [o.name if isinstance(o, fx.Node) else f"{o:g}" for o in operands]
     numbers = [f"{p:g}" for p in parameters] if node.target is not DROPOUT else [f"{parameters[0]:g}"]
     return f"{node.name} = {name or 'cast'}({', '.join([*names, *numbers])})"
-
-
-def _sort(joint: JointGraph) -> None:
-    """Put every node behind what it reads; random ops and updates keep their order."""
-    for segment in segments(joint):
-        order = Order(segment)
-        for node in segment:
-            order.place(node)
-        anchor = segment[-1].next
-        for node in order.order:
-            anchor.prepend(node)

@@ -15,7 +15,9 @@ from gqc.passes.report import Lifetime
 from gqc.runtime.pointwise.program import parse
 
 QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
-MAKES_COPY = (ops.quantize_qgemm.default, ops.qgemm_int8.default, ops.pointwise.default)
+_READ_FLOATS = (ops.quantize_qgemm.default, ops.quantize_qgemm_pointwise.default)
+_RUN_PROGRAMS = (ops.pointwise.default, ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default)
+MAKES_COPY = (ops.quantize_qgemm.default, ops.qgemm_int8.default, *_RUN_PROGRAMS)
 """Ops that make int8 copies beside other results; their copies are what picks them."""
 
 
@@ -40,11 +42,22 @@ def rounding_of(copy: fx.Node) -> tuple[int, bool]:
     """Width of the values of an int8 copy, and whether they are rounded stochastically."""
     maker = maker_of(copy)
     given = by_name(maker)
-    if maker.target is not ops.pointwise.default:
+    if not made_by_program(copy):
         return given["bits"], given["stochastic"]
     results = [output for output in parse(given["program"]).outputs for _ in range(1 + (output.form == "int8"))]
-    _, bits, stochastic = results[copy.args[1]].parameters  # type: ignore[index]
+    _, bits, stochastic = results[copy.args[1] - _before_program(maker)].parameters  # type: ignore[operator]
     return bits, bool(stochastic)
+
+
+def made_by_program(copy: fx.Node) -> bool:
+    """Whether an int8 copy is a result of a pointwise program, alone or behind a product."""
+    maker = maker_of(copy)
+    return maker.target in _RUN_PROGRAMS and copy.args[1] >= _before_program(maker)  # type: ignore[operator]
+
+
+def _before_program(maker: fx.Node) -> int:
+    """How many results stand before those of the program."""
+    return 2 if maker.target is ops.quantize_qgemm_pointwise.default else 0
 
 
 def bits_of(copy: fx.Node) -> int:
@@ -55,7 +68,7 @@ def bits_of(copy: fx.Node) -> int:
 def copied(copy: fx.Node) -> fx.Node:
     """The tensor that an int8 copy holds: what a ``quantize`` reads, or the op that computes it itself."""
     maker = maker_of(copy)
-    reads = maker.target in (*QUANTIZE, ops.quantize_qgemm.default)
+    reads = maker.target in (*QUANTIZE, *_READ_FLOATS) and not made_by_program(copy)
     return maker.args[0] if reads else maker  # type: ignore[return-value]
 
 

@@ -14,6 +14,7 @@ from gqc.passes.find_primitives import find_primitives
 from gqc.passes.fuse_attention import fuse_attention
 from gqc.passes.fuse_kernels import fuse_kernels
 from gqc.passes.fuse_pointwise import fuse_pointwise
+from gqc.passes.fuse_products import fuse_products
 from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
@@ -63,6 +64,7 @@ PIPELINE = (
     Step("fuse_attention", fuse_attention),
     Step("fuse_kernels", fuse_kernels),
     Step("fuse_pointwise", fuse_pointwise),
+    Step("fuse_products", fuse_products),
     Step("schedule", schedule),
 )
 """The passes of gqc in running order."""

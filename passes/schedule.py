@@ -68,6 +68,17 @@ def segments(joint: JointGraph) -> Iterator[list[fx.Node]]:
             segment = []
 
 
+def sort(joint: JointGraph) -> None:
+    """Put every node behind what it reads; random ops and updates keep their order."""
+    for segment in segments(joint):
+        order = Order(segment)
+        for node in segment:
+            order.place(node)
+        anchor = segment[-1].next
+        for node in order.order:
+            anchor.prepend(node)
+
+
 class Order:
     """A new order of a segment, which grows node by node."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from gqc.dump.source import identifier
-from gqc.passes.int8_copies import copied, is_copy, maker_of, rounding_of
+from gqc.passes.int8_copies import copied, is_copy, made_by_program, maker_of, rounding_of
 from gqc.passes.nodes import by_name
 from gqc.passes.primitive import ops
 
@@ -45,8 +45,8 @@ def _found_by(copy: fx.Node) -> str:
     maker = maker_of(copy)
     if maker.target is ops.qgemm_int8.default:
         return "a first product"
-    if maker.target is ops.pointwise.default:
-        return "a first run of the program"
+    if made_by_program(copy):
+        return "a first run of the program" if maker.target is ops.pointwise.default else "a first product"
     absmax = by_name(maker)["absmax"]
     if not isinstance(absmax, fx.Node):
         return "a pass over the tensor"

@@ -13,7 +13,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
 from gqc.capture.islands import Island
 from gqc.errors import RewriteError
-from gqc.passes.nodes import aten, mutates, origin
+from gqc.passes.nodes import aten, by_name, mutates, origin
 from gqc.rewrite.calls import call_text, literal
 from gqc.rewrite.layout import WIDTH, Group, Operation, Text, comment, deletions, statement, tuple_of
 from gqc.rewrite.names import Scope, identifier
@@ -57,9 +57,14 @@ _RESULTS = {
 }
 """What the results of an op with several are called."""
 
+_BEFORE_PROGRAM = {"quantize_qgemm_pointwise": ("operand_int8", "operand_scale")}
+"""What the results of an op are called that stand before those of its pointwise program."""
+
 _ROLES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "linear", "qgemm", "qgemm_int4"), "product"),
     **dict.fromkeys(("qgemm_epilogue", "quantize_qgemm", "qgemm_int8"), "product"),
+    **dict.fromkeys(("qgemm_pointwise", "quantize_qgemm_pointwise"), "product"),
+    **dict.fromkeys(("spmm_pointwise", "qspmm_pointwise"), "aggregated"),
     **dict.fromkeys(("spmm", "qspmm", "qspmm_int4", "spmm_cmp", "qspmm_cmp"), "aggregated"),
     **dict.fromkeys(("sddmm", "qsddmm", "qsddmm_int4"), "on_edges"),
     **dict.fromkeys(("gather_mm", "segment_mm", "gather_mm_bwd_b", "segment_mm_bwd_b"), "typed_product"),
@@ -223,7 +228,9 @@ class FunctionWriter:
         base = ""
         targets: list[tuple[fx.Node | None, str]] = []
         op = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-        roles = _program_results(node.args[2]) if op == "pointwise" else _RESULTS.get(op, ())  # type: ignore[arg-type]
+        roles = _RESULTS.get(op, ())
+        if op.endswith("pointwise"):
+            roles = (*_BEFORE_PROGRAM.get(op, ()), *_program_results(by_name(node)["program"]))
         for i in range(len(node.meta["val"])):
             part = parts.get(i)
             if part is None or not (part.users or part in self._returned):

@@ -8,6 +8,7 @@ parameters last; ``return`` lists the outputs. A value is a float32 number or a 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -160,6 +161,19 @@ class Program:
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.instructions), f"return {', '.join(map(str, self.outputs))}"])
+
+    def renamed(self, names: Mapping[str, str]) -> Program:
+        """The program with other names of inputs and values; those that are not named keep theirs."""
+
+        def name(operand: str | float) -> str | float:
+            return names.get(operand, operand) if isinstance(operand, str) else operand
+
+        instructions = [
+            i._replace(operands=tuple(map(name, i.operands)), result=name(i.result)) for i in self.instructions
+        ]
+        outputs = [output._replace(value=name(output.value)) for output in self.outputs]
+        kinds = {names.get(value, value): kind for value, kind in self.kinds.items()}
+        return Program(tuple(instructions), tuple(outputs), kinds)
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ FLAGS = """
 @pytest.fixture(scope="session")
 def dumped(dumped):
     """Dumps in which every primitive stands by itself."""
-    return functools.partial(dumped, skip=("fuse_attention", "fuse_pointwise"))
+    return functools.partial(dumped, skip=("fuse_attention", "fuse_pointwise", "fuse_products"))
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_the_header_tells_sizes_and_policy(page):
     assert policy.startswith(
         "bits=8, rounding='stochastic', keep_output_layer=True, attention_logits='fp32', min_size=0"
     )
-    assert policy.endswith("skip=['fuse_attention', 'fuse_pointwise']")
+    assert policy.endswith("skip=['fuse_attention', 'fuse_pointwise', 'fuse_products']")
 
 
 @pytest.mark.parametrize("page", ["pyg"], indirect=True)

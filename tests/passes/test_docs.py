@@ -84,7 +84,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "draw_masks": (Dropped, {}),
     "save_masks": (perceptron, {}),
     "fuse_attention": (MODELS["gat"], {}),
-    "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise",)}),
+    "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise", "fuse_products")}),
     "fuse_pointwise": (gcn, {}),
     "schedule": (MODELS["rgcn"], {}),
 }

@@ -45,7 +45,7 @@ SHOWN = {
 }
 
 
-PROGRAMS = ("fuse_pointwise",)
+PROGRAMS = ("fuse_pointwise", "fuse_products")
 """Skipped: they would write int8 copies before the products do."""
 
 
@@ -99,8 +99,8 @@ def outcome(name: str, dtype: torch.dtype, skip: tuple[str, ...]) -> tuple[list[
 @pytest.mark.parametrize("name", SHOWN)
 def test_models_give_the_same_bits(name, dtype):
     # Other programs sum gradients of biases in another order.
-    fused, with_pass = outcome(name, dtype, ("fuse_pointwise",))
-    unfused, without = outcome(name, dtype, ("fuse_kernels", "fuse_pointwise"))
+    fused, with_pass = outcome(name, dtype, PROGRAMS)
+    unfused, without = outcome(name, dtype, ("fuse_kernels", *PROGRAMS))
     assert with_pass & FUSED_OPS
     assert not without & FUSED_OPS
     torch.testing.assert_close(fused, unfused, rtol=0, atol=0)

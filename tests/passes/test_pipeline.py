@@ -67,6 +67,8 @@ def step_of():
 def test_a_pass_can_be_switched_off(name, step_of):
     """Outputs and gradients stay what they are, up to the rounding that the pass moves."""
     distance = 0.25 if name in ("quantize_operands", "scale_after_gemm") else 1e-6
+    if name in ("share_quantized", "fuse_pointwise", "fuse_products"):
+        distance = 0.01  # sums that one quantize alone reads are stored in bfloat16
     for expected, actual in zip(step_of(()), step_of((name,)), strict=True):
         assert (expected is None) == (actual is None)
         if expected is not None:

@@ -57,7 +57,7 @@ def test_half_a_byte_a_value_is_saved(name):
     saved = {}
     for bits in (4, 8):
         # Programs give int8 copies in the place of floats, and no packed ones.
-        policy = Policy(bits=bits, min_size=0, keep_output_layer=False, skip=("fuse_pointwise",))
+        policy = Policy(bits=bits, min_size=0, keep_output_layer=False, skip=("fuse_pointwise", "fuse_products"))
         kept = partition(joint_of(name, policy)).saved
         saved[bits] = [(s.name, s.nbytes(), s.shape) for s in kept if s.name.endswith(("_int4", "_int8"))]
     in_int8 = {name: (nbytes, shape) for name, nbytes, shape in saved[8]}

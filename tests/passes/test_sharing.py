@@ -226,7 +226,7 @@ def one_step(model, data, skip=(), **options) -> tuple[int, list[Tensor], list[R
     """Operands quantized, loss gradient's step through both halves, and reports."""
     (g, x), tangent = data
     compiled = case(model)
-    skip = [*skip, "fuse_pointwise"]  # which would leave fewer quantize nodes to count
+    skip = [*skip, "fuse_pointwise", "fuse_products"]  # which would leave fewer quantize nodes to count
     reports = run(compiled.joint, Policy(min_size=0, rounding="nearest", skip=skip, **options))
     halves = partition(compiled.joint)
     with torch.no_grad():
