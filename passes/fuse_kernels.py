@@ -34,8 +34,7 @@ def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
     """Let int8 matrix products quantize what they read, finish what they compute and write it in int8, and sums over
     neighbours scale their rows.
 
-    On GPUs: on the CPU the programs of :func:`fuse_pointwise` write int8 copies themselves, and would lose them to the
-    products that read them.
+    On GPUs: on the CPU :func:`fuse_pointwise` and :func:`fuse_products` do it with programs, which hold any chain.
 
     Requires: the int8 copies as :func:`share_quantized` leaves them; :func:`save_masks` before it (order only), whose
         mask of a ReLU is then one bit an element.

@@ -412,7 +412,7 @@ class _Text:
 
 def _can_run_programs(product: fx.Node) -> bool:
     given = by_name(product)
-    return not given["trans_a"] if product.target is GEMM else given["op"] in _SUMS
+    return not given["trans_a"] if product.target is GEMM else given["op"] in _SUMS and given["rows"] is None
 
 
 def _iterates_over(viewed: fx.Node, program: fx.Node) -> bool:

@@ -23,6 +23,8 @@ extern "C" __attribute__((visibility("default"))) unsigned gqc_interface() {
             const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out, float* absmax,          \
             uint8_t* positive)
 GQC_DECLARE_QGEMM(portable);
+GQC_DECLARE_QGEMM(avx2);
+GQC_DECLARE_QGEMM(avx512);
 GQC_DECLARE_QGEMM(amx);
 
 namespace {
@@ -39,8 +41,9 @@ bool may_use_tiles() {
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// Some processors and virtual machines that claim tiles have multiplied wrongly.
-bool tiles_are_right() {
+// Some processors and virtual machines that claim integer products have multiplied wrongly.
+template <typename Kernel>
+bool is_right(Kernel qgemm) {
     constexpr int64_t kM = 37, kN = 35, kK = 70;
     static int8_t a[kM * kK], b[kK * kN];
     uint32_t random = 1;
@@ -56,29 +59,37 @@ bool tiles_are_right() {
             return kernel(1, a, &scale, 0, b, &scale, 0, kM, kN, kK, transposed, transposed, nullptr, nullptr, 0, 0,
                           out, &absmax, nullptr);
         };
-        if (multiply(gqc_qgemm_amx, got) || multiply(gqc_qgemm_portable, want)) return false;
+        if (multiply(qgemm, got) || multiply(gqc_qgemm_portable, want)) return false;
         if (std::memcmp(got, want, sizeof got) != 0) return false;
     }
     return true;
 }
 
+// Which of the compiled instruction sets this processor and operating system run, and multiply rightly with.
+const char* usable_isas() {
+    // F16C is older than AVX2: each processor with this one has it.
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return "portable";
+    if (!is_right(gqc_qgemm_avx2)) return "portable";
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vnni");
+    if (!avx512 || !is_right(gqc_qgemm_avx512)) return "portable avx2";
+    const bool amx = gqc_qgemm_amx != nullptr && may_use_tiles() && is_right(gqc_qgemm_amx);
+    return amx ? "portable avx2 avx512 amx" : "portable avx2 avx512";
+}
+
+}  // namespace
+#else
+namespace {
+
+const char* usable_isas() {
+    return "portable";
+}
+
 }  // namespace
 #endif
 
-// Which of the compiled instruction sets this processor and operating system can run.
 extern "C" __attribute__((visibility("default"))) const char* gqc_isas() {
-#if defined(__x86_64__)
-    // F16C is older than AVX2: each processor with this one has it.
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512vnni");
-#    if defined(__linux__)
-        static const bool amx = avx512 && gqc_qgemm_amx != nullptr && may_use_tiles() && tiles_are_right();
-        if (amx) return "portable avx2 avx512 amx";
-#    endif
-        return avx512 ? "portable avx2 avx512" : "portable avx2";
-    }
-#endif
-    return "portable";
+    static const char* const found = usable_isas();
+    return found;
 }
