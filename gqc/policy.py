@@ -85,6 +85,8 @@ class Policy:
             as ``"node:mm_1"``. In inference a node's name may be that of a backward node.
         skip: names of passes that do not run, such as ``"share_quantized"``; see :data:`gqc.passes.PIPELINE`.
         passes: passes of your own and their places, see :class:`Insert`.
+        remember_inputs: compute what depends on inputs alone, such as the int8 copy of node features, once as long as
+            the same tensors come unchanged. Their rounding is then drawn once, not at each step.
         cuda_graph: on a GPU, record forward and backward as CUDA graphs for sizes that come again, and replay them: one
             launch in place of hundreds. :func:`gqc.explain` tells where that was possible (docs/cuda.md).
     """
@@ -98,6 +100,7 @@ class Policy:
     keep: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     passes: tuple[Insert, ...] = ()
+    remember_inputs: bool = False
     cuda_graph: bool = False
 
     def __post_init__(self) -> None:
@@ -108,7 +111,12 @@ class Policy:
         _check("rounding", self.rounding, ROUNDINGS)
         _check("attention_logits", self.attention_logits, PRECISIONS)
         _check("keep_output_layer", self.keep_output_layer, (True, False))
+        _check("remember_inputs", self.remember_inputs, (True, False))
         _check("cuda_graph", self.cuda_graph, (True, False))
+        if self.remember_inputs and self.cuda_graph:
+            raise PolicyError(
+                "remember_inputs and cuda_graph exclude one another: a replayed graph computes everything"
+            )
         object.__setattr__(self, "min_size", _integer("min_size", self.min_size, "a number of elements, 0 or more"))
         if self.seed is not None:
             seed = _integer("seed", self.seed, "None or an integer from 0 to 2**63 - 1", 2**63)

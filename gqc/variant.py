@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from gqc.autocast import autocast_off
 from gqc.capture import Call, Captured, calling
+from gqc.constant_inputs import RememberedInputs
 from gqc.cuda_graph import GraphedStage
 from gqc.errors import CaptureError
 from gqc.execute import Executable
@@ -204,6 +205,10 @@ def _compile(
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]
     executable = Executable(joint, halves, seed)
+    if policy.remember_inputs:
+        remembered = RememberedInputs(joint, halves.forward)
+        executable.forward_half = remembered
+        reports.append(remembered.report)
     return CompiledStage(
         joint=joint,
         reports=reports,

@@ -72,6 +72,8 @@ def rewrite(
         model, policy = state.model, policy or state.policy
     check_call("gqc.rewrite", model, args, kwargs)
     policy = checked_policy(Policy.of(policy, options), model)
+    if policy.remember_inputs:
+        raise RewriteError("what is remembered cannot be written down: give gqc.rewrite remember_inputs=False")
     if policy.cuda_graph:
         raise RewriteError("CUDA graphs cannot be written down: give gqc.rewrite cuda_graph=False")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
