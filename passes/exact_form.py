@@ -79,15 +79,15 @@ def _sddmm(
 
 
 def _typed_spmm(
-    g: list[Tensor], u: Values, _: Any, b: Values, __: Any, types: Tensor, dtype: torch.dtype
+    g: list[Tensor], u: Values, _: Any, b: Values, __: Any, types: Tensor, e: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    return _with_absmax(ops.typed_spmm(g, u, b, types), dtype)
+    return _with_absmax(ops.typed_spmm(g, u, b, types, e), dtype)
 
 
 def _typed_spmm_bwd_b(
     g: list[Tensor], u: Values, _: Any, grad: Values, __: Any, types: Tensor, num: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    return _with_absmax(ops.typed_spmm_bwd_b(g, u, grad, types, num), dtype)
+    return _with_absmax(ops.typed_spmm_bwd_b(g, u, grad, types, num, None), dtype)
 
 
 def _gat(g: list[Tensor], el: Tensor, er: Tensor, u: Values, _: Any, *options: Any) -> Any:

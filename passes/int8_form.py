@@ -189,13 +189,22 @@ def _refuse_typed_spmm(node: fx.Node) -> str | None:
     return None if width <= MOST_FEATURES else f"more than {MOST_FEATURES} features are not summed in int8"
 
 
+def _typed_spmm_operands(node: fx.Node) -> list[fx.Node]:
+    # Weights of edges stay float, as in SPMM.
+    return [node.args[1], node.args[2]]  # type: ignore[list-item]
+
+
+def _refuse_typed_spmm_bwd_b(node: fx.Node) -> str | None:
+    return None if node.args[5] is None else "a sum over edges of products with weights has no int8 form"
+
+
 def _typed_spmm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
-    relation, rows, matrices, types = node.args
-    return (relation, *quantized(rows), *quantized(matrices), types, _dtype(node))  # type: ignore[arg-type]
+    relation, rows, matrices, types, weights = node.args
+    return (relation, *quantized(rows), *quantized(matrices), types, weights, _dtype(node))  # type: ignore[arg-type]
 
 
 def _typed_spmm_bwd_b_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
-    relation, rows, gradients, types, num = node.args
+    relation, rows, gradients, types, num, _ = node.args
     return (relation, *quantized(rows), *quantized(gradients), types, num, _dtype(node))  # type: ignore[arg-type]
 
 
@@ -208,9 +217,11 @@ FORMS = {
     ops.spmm.default: Int8Form(ops.qspmm.default, _refuse_spmm, _spmm_operands, _spmm_arguments),
     ops.spmm_cmp.default: Int8Form(ops.qspmm_cmp.default, _refuse_spmm_cmp, _spmm_cmp_operands, _spmm_cmp_arguments),
     ops.sddmm.default: Int8Form(ops.qsddmm.default, _refuse_sddmm, _sddmm_operands, _sddmm_arguments),
-    ops.typed_spmm.default: Int8Form(ops.qtyped_spmm.default, _refuse_typed_spmm, operands, _typed_spmm_arguments),
+    ops.typed_spmm.default: Int8Form(
+        ops.qtyped_spmm.default, _refuse_typed_spmm, _typed_spmm_operands, _typed_spmm_arguments
+    ),
     ops.typed_spmm_bwd_b.default: Int8Form(
-        ops.qtyped_spmm_bwd_b.default, lambda node: None, operands, _typed_spmm_bwd_b_arguments
+        ops.qtyped_spmm_bwd_b.default, _refuse_typed_spmm_bwd_b, _typed_spmm_operands, _typed_spmm_bwd_b_arguments
     ),
 }
 

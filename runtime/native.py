@@ -60,8 +60,9 @@ SIGNATURES = {
     "quantize_qgemm_pointwise": "pipiiippppiiiiipppp",
     "relu_backward": "piiipp",
     # typed_spmm
-    "typed_spmm": "iipppiiippiiip",
-    "qtyped_spmm": "iippppiiippppiipp",
+    "typed_spmm": "iipppiiippiiipp",
+    "typed_spmm_bwd_b": "iipppiipppp",
+    "qtyped_spmm": "iippppiiippppipipp",
     "qtyped_spmm_bwd_b": "iipppiippppipp",
     # dropout
     "dropout": "piipiifpp",

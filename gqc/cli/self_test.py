@@ -116,8 +116,9 @@ def _typed_mm(x: _Inputs) -> Pairs:
 def _typed_spmm(x: _Inputs) -> Pairs:
     b, types = x.random(3, _WIDTH, 10), torch.arange(_EDGES) % 3
     u, u_scale = x.int8(x.u)
-    floats = (x.g, x.u, b, types), (x.g, x.u, x.v, types, 3)
-    product = (x.g, u, u_scale, *x.int8(b), types, torch.float32)
+    weights = x.random(_EDGES, 1)
+    floats = (x.g, x.u, b, types, weights), (x.g, x.u, x.v, types, 3, weights)
+    product = (x.g, u, u_scale, *x.int8(b), types, None, torch.float32)
     gradient = (x.g, u, u_scale, *x.int8(x.v), types, 3, torch.float32)
     return [
         (x.ops.typed_spmm(*floats[0]), typed_spmm(*floats[0])),

@@ -52,7 +52,7 @@ def test_float_product_and_its_gradients(backend: str, kind: str, index: torch.d
     g = graph(kind, index)
     types = random_types(g, 3, torch.int32)
     assert_same_with_gradients(
-        lambda u, b: gqc.typed_spmm(g, u, b, types),
+        lambda u, b: gqc.typed_spmm(g, u, b, types, None),
         lambda u, b: reference.typed_spmm(g, u, b, types),
         [features(g, "u", (6,)), torch.randn(3, 6, 5)],
         1e-4,
@@ -65,8 +65,8 @@ def test_float_products_of_all_sizes(isa: str, types: int, inner: int, columns: 
     by = random_types(g, types)
     u, b = features(g, "u", (inner,)), torch.randn(types, columns, inner).transpose(1, 2)
     want = reference.typed_spmm(g, u.double(), b.double(), by)
-    assert_near(gqc.typed_spmm(g, u, b, by), want, 1e-4)
-    half = gqc.typed_spmm(g, u.bfloat16(), b.bfloat16(), by)
+    assert_near(gqc.typed_spmm(g, u, b, by, None), want, 1e-4)
+    half = gqc.typed_spmm(g, u.bfloat16(), b.bfloat16(), by, None)
     assert half.dtype is torch.bfloat16
     assert_near(half, want, 3e-2)
 
@@ -75,7 +75,7 @@ def test_float_products_of_all_sizes(isa: str, types: int, inner: int, columns: 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_int8_product_on_every_graph(backend: str, kind: str, index: torch.dtype) -> None:
     g = graph(kind, index)
-    arguments = (g, *quantized(g, "u", (7,)), *int8_stack(3, 7, 5), random_types(g, 3), torch.float32)
+    arguments = (g, *quantized(g, "u", (7,)), *int8_stack(3, 7, 5), random_types(g, 3), None, torch.float32)
     assert_same(gqc.qtyped_spmm(*arguments), reference.qtyped_spmm(*arguments), backend)
     arguments = (g, *quantized(g, "u", (7,)), *quantized(g, "v", (5,)), random_types(g, 3), 3, torch.float32)
     assert_same(gqc.qtyped_spmm_bwd_b(*arguments), reference.qtyped_spmm_bwd_b(*arguments), backend)
@@ -87,12 +87,26 @@ def test_int8_products_of_all_sizes(isa: str, types: int, inner: int, columns: i
     by = random_types(g, types)
     u, (b, scale), grad = quantized(g, "u", (inner,)), int8_stack(types, columns, inner), quantized(g, "v", (columns,))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        arguments = (g, *u, b.transpose(1, 2), scale, by, dtype)
+        arguments = (g, *u, b.transpose(1, 2), scale, by, None, dtype)
         want = reference.qtyped_spmm(*arguments)
         assert_same(gqc.qtyped_spmm(*arguments), want, isa)
-        assert_same(gqc.qtyped_spmm(g, *u, b.transpose(1, 2).contiguous(), scale, by, dtype), want, isa)
+        assert_same(gqc.qtyped_spmm(g, *u, b.transpose(1, 2).contiguous(), scale, by, None, dtype), want, isa)
         arguments = (g, *u, *grad, by, types, dtype)
         assert_same(gqc.qtyped_spmm_bwd_b(*arguments), reference.qtyped_spmm_bwd_b(*arguments), isa)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_weights_of_edges(backend: str, shape: tuple[int, ...]) -> None:
+    g = graph("random")
+    types, weights = random_types(g, 3), features(g, "e", shape)
+    assert_same_with_gradients(
+        lambda u, b, e: gqc.typed_spmm(g, u, b, types, e),
+        lambda u, b, e: reference.typed_spmm(g, u, b, types, e),
+        [features(g, "u", (6,)), torch.randn(3, 6, 5), weights],
+        1e-4,
+    )
+    arguments = (g, *quantized(g, "u", (7,)), *int8_stack(3, 7, 5), types, weights, torch.float32)
+    assert_same(gqc.qtyped_spmm(*arguments), reference.qtyped_spmm(*arguments), backend)
 
 
 def test_sums_of_a_hub_do_not_overflow(isa: str) -> None:
@@ -102,7 +116,7 @@ def test_sums_of_a_hub_do_not_overflow(isa: str) -> None:
     g = from_edges(torch.randint(0, sources, (edges,)), dst, sources, 70)
     scale = torch.tensor(1.0)
     u, b = torch.full((sources, width), 127, dtype=torch.int8), torch.full((2, width, 3), -127, dtype=torch.int8)
-    arguments = (g, u, scale, b, scale, random_types(g, 2), torch.float32)
+    arguments = (g, u, scale, b, scale, random_types(g, 2), None, torch.float32)
     got, _ = gqc.qtyped_spmm(*arguments)
     want = (dst == 33).sum() * width * -127 * 127
     assert got[33, 0] == want.float()
@@ -128,22 +142,26 @@ def test_results_depend_on_no_thread_count_or_instruction_set() -> None:
     u, grad, b = quantized(g, "u", (65,)), quantized(g, "v", (40,)), int8_stack(5, 65, 40)
     isas = native.isas()
     for call in (
-        lambda: gqc.qtyped_spmm(g, *u, *b, types, torch.float32),
+        lambda: gqc.qtyped_spmm(g, *u, *b, types, None, torch.float32),
         lambda: gqc.qtyped_spmm_bwd_b(g, *u, *grad, types, 5, torch.float32),
     ):
         first, *others = on_all_backends(call, isas)
         for other in others:
             torch.testing.assert_close(other, first, rtol=0, atol=0)
     matrices = torch.randn(5, 65, 40)
-    threads = on_all_backends(lambda: gqc.typed_spmm(g, u[0].float(), matrices, types), isas[-1:])
-    assert all(torch.equal(each, threads[0]) for each in threads)
+    for call in (
+        lambda: gqc.typed_spmm(g, u[0].float(), matrices, types, None),
+        lambda: gqc.typed_spmm_bwd_b(g, u[0].float(), grad[0].float(), types, 5, None),
+    ):
+        first, *others = on_all_backends(call, isas[-1:])
+        assert all(torch.equal(other, first) for other in others)
 
 
 def test_nan_scales_give_nan(backend: str) -> None:
     g = graph("random")
     nan, types = torch.tensor(float("nan")), random_types(g, 2)
     zeros = torch.zeros(num_src(g), 3, dtype=torch.int8)
-    out, absmax = gqc.qtyped_spmm(g, zeros, nan, *int8_stack(2, 3, 4), types, torch.float32)
+    out, absmax = gqc.qtyped_spmm(g, zeros, nan, *int8_stack(2, 3, 4), types, None, torch.float32)
     assert out.isnan().all()
     assert absmax.isnan()
     grad = quantized(g, "v", (4,))
@@ -155,32 +173,34 @@ def test_nan_scales_give_nan(backend: str) -> None:
 def test_types_changed_in_place_are_read_again() -> None:
     g = graph("random")
     types, u, b = random_types(g, 2), features(g, "u", (4,)), torch.randn(2, 4, 3)
-    gqc.typed_spmm(g, u, b, types)
+    gqc.typed_spmm(g, u, b, types, None)
     types.copy_(1 - types)
-    assert_near(gqc.typed_spmm(g, u, b, types), reference.typed_spmm(g, u, b, types), 1e-5)
+    assert_near(gqc.typed_spmm(g, u, b, types, None), reference.typed_spmm(g, u, b, types), 1e-5)
 
 
 def test_refusals_say_what_is_wrong() -> None:
     g = graph("random")
     u, b, types = features(g, "u", (3,)), torch.randn(2, 3, 4), random_types(g, 2)
     with pytest.raises(KernelError, match=r"an edge has type 2, and there are matrices for 2"):
-        gqc.typed_spmm(g, u, b, torch.full_like(types, 2))
+        gqc.typed_spmm(g, u, b, torch.full_like(types, 2), None)
     with pytest.raises(KernelError, match=r"rows \[40, 3\] times matrices \[2, 4, 4\]"):
-        gqc.typed_spmm(g, u, torch.randn(2, 4, 4), types)
+        gqc.typed_spmm(g, u, torch.randn(2, 4, 4), types, None)
     with pytest.raises(KernelError, match=r"give an integer for each of 200 edges"):
-        gqc.typed_spmm(g, u, b, types[:3])
+        gqc.typed_spmm(g, u, b, types[:3], None)
+    with pytest.raises(KernelError, match=r"give one floating-point number for each of 200 edges"):
+        gqc.typed_spmm(g, u, b, types, torch.ones(200, 4))
     with pytest.raises(KernelError, match=r"needs int8 values and got torch.float32"):
-        gqc.qtyped_spmm(g, u, torch.ones(()), b, torch.ones(()), types, torch.float32)
+        gqc.qtyped_spmm(g, u, torch.ones(()), b, torch.ones(()), types, None, torch.float32)
     with pytest.raises(KernelError, match=r"features of shape \[5, 4\] for a graph with 40 destination nodes"):
-        gqc.typed_spmm_bwd_b(g, u, torch.randn(5, 4), types, 2)
+        gqc.typed_spmm_bwd_b(g, u, torch.randn(5, 4), types, 2, None)
 
 
 def test_opcheck() -> None:
     g = graph("bipartite")
     types, grad = random_types(g, 2), torch.randn(num_dst(g), 4)
     u, b = features(g, "u", (3,)).requires_grad_(), torch.randn(2, 3, 4, requires_grad=True)
-    assert_sound(gqc.typed_spmm.default, g, u, b, types)
-    assert_sound(gqc.typed_spmm_bwd_b.default, g, u.detach(), grad, types, 2)
+    assert_sound(gqc.typed_spmm.default, g, u, b, types, None)
+    assert_sound(gqc.typed_spmm_bwd_b.default, g, u.detach(), grad, types, 2, None)
     q = quantized(g, "u", (3,))
-    assert_sound(gqc.qtyped_spmm.default, g, *q, *int8_stack(2, 3, 4), types, torch.float32)
+    assert_sound(gqc.qtyped_spmm.default, g, *q, *int8_stack(2, 3, 4), types, None, torch.float32)
     assert_sound(gqc.qtyped_spmm_bwd_b.default, g, *q, *quantized(g, "v", (4,)), types, 2, torch.float32)

@@ -6,32 +6,45 @@
 #include "cpu/gemm/output.h"
 #include "cpu/typed/block_sums.h"
 #include "cpu/typed/contraction.h"
+#include "cpu/typed/float_contraction.h"
 #include "cpu/typed/float_sums.h"
 #include "cpu/typed/int8_sums.h"
 
 namespace gqc::GQC_ISA {
 // Edges by type, then by destination: src, dst of the index type, starts: types + 1 int64. u: [sources, k]; b: [types,
-// k, n] with strides; out: [destinations, n].
+// k, n] with strides; weights: of edges in their order here, or null; out: [destinations, n].
 GQC_KERNEL(typed_spmm)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
                        const void* dst, int64_t destinations, int64_t n, int64_t k, const float* u, const float* b,
-                       int64_t type_stride, int64_t k_stride, int64_t n_stride, float* out) {
+                       int64_t type_stride, int64_t k_stride, int64_t n_stride, const float* weights, float* out) {
     const FloatStack stack(types, {destinations, n, k}, b, {type_stride, k_stride, n_stride});
     if (!stack.ok()) return kOutOfMemory;
     return with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
         using Index = typename std::decay_t<decltype(edges)>::Id;
         uint32_t largest;
-        return for_typed_blocks<FloatSums<Index>>(
-            threads, edges, destinations, n * k, FloatJob<Index>{edges, {destinations, n, k}, u, stack, out}, &largest);
+        return for_typed_blocks<FloatSums<Index>>(threads, edges, destinations, n * k,
+                                                  FloatJob<Index>{edges, {destinations, n, k}, u, weights, stack, out},
+                                                  &largest);
     });
 }
 
-// Likewise on int8 values u and b, the latter [types, k, n], or [types, n, k] where trans_b; indptr: of the
-// destinations' in-edges; k is at most kExactProducts. Sums are exact. out = float(sum) * (u_scale * b_scale), rounded
-// to `dtype`; absmax: largest magnitude in out.
+// out[t] = the sum over edges of type t of u[src]' . grad[dst], times the edge's weight unless weights are null. u:
+// [sources, m], grad: [destinations, n], out: [types, m, n].
+GQC_KERNEL(typed_spmm_bwd_b)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
+                             const void* dst, int64_t m, int64_t n, const float* u, const float* grad,
+                             const float* weights, float* out) {
+    return with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
+        return contract_floats_by_type(threads, edges, m, n, u, grad, weights, out);
+    });
+}
+
+// As typed_spmm on int8 values u and b, the latter [types, k, n], or [types, n, k] where trans_b; indptr: of the
+// destinations' in-edges; k is at most kExactProducts. Without
+// weights sums are exact, with them products are rounded to float, weighted and added in order. out = float(sum) *
+// (u_scale * b_scale), rounded to `dtype`; absmax: largest magnitude in out.
 GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
                         const void* dst, const void* indptr, int64_t destinations, int64_t n, int64_t k,
                         const int8_t* u, const float* u_scale, const int8_t* b, const float* b_scale, int64_t trans_b,
-                        int64_t dtype, void* out, float* absmax) {
+                        const float* weights, int64_t dtype, void* out, float* absmax) {
     const Shape shape{destinations, n, k};
     const PackedStack stack(threads, types, shape, b, trans_b != 0);
     if (!stack.ok()) return kOutOfMemory;
@@ -45,6 +58,7 @@ GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const 
                                           shape,
                                           u,
                                           stack,
+                                          weights,
                                           *u_scale * *b_scale,
                                           {values, n, {nullptr, n}, is_streamed(destinations * n * sizeof(Out))}};
             uint32_t largest = 0;

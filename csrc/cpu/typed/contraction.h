@@ -35,8 +35,8 @@ Error contract_by_type(int64_t threads, const TypedEdges<Index>& edges, int64_t 
             int64_t in_part = 0;
             for (int64_t p = begin; p < end; p += kChunk) {
                 const int64_t count = end - p < kChunk ? end - p : kChunk;
-                gather_rows(u, m, edges.src + p, count, left.get());
-                gather_rows(grad, n, edges.dst + p, count, right.get());
+                gather_rows(u, m, edges.src + p, count, left.get(), m);
+                gather_rows(grad, n, edges.dst + p, count, right.get(), n);
                 part.add_chunk(0, count);
                 in_part += count;
                 if (in_part + kChunk > kExactProducts || p + count == end) {

@@ -44,18 +44,17 @@ Error with_typed_edges(int64_t is_int64, int64_t types, const int64_t* starts, c
     return body(TypedEdges<int32_t>{types, starts, static_cast<const int32_t*>(src), static_cast<const int32_t*>(dst)});
 }
 
-// out[i] = row rows[i] of `width` elements.
+// Row i of out, of which one begins every `stride` elements, = row rows[i] of `width` elements.
 template <typename T, typename Index>
-inline void gather_rows(const T* data, int64_t width, const Index* rows, int64_t count, T* out) {
+inline void gather_rows(const T* data, int64_t width, const Index* rows, int64_t count, T* out, int64_t stride) {
     constexpr int64_t kAheadRows = 16;
     const int64_t bytes = width * static_cast<int64_t>(sizeof(T));
     for (int64_t i = 0; i < count; ++i) {
         if (i + kAheadRows < count) {
-            const char* ahead =
-                reinterpret_cast<const char*>(data + static_cast<int64_t>(rows[i + kAheadRows]) * width);
-            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(ahead + b);
+            const T* ahead = data + static_cast<int64_t>(rows[i + kAheadRows]) * width;
+            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(ahead) + b);
         }
-        std::memcpy(out + i * width, data + static_cast<int64_t>(rows[i]) * width, static_cast<size_t>(bytes));
+        std::memcpy(out + i * stride, data + static_cast<int64_t>(rows[i]) * width, static_cast<size_t>(bytes));
     }
 }
 

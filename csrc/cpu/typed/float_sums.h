@@ -9,18 +9,9 @@
 #include "cpu/gemm/shape.h"
 #include "cpu/gemm/vector.h"
 #include "cpu/typed/edges.h"
+#include "cpu/typed/multiply_add.h"
 
 namespace gqc::GQC_ISA {
-
-inline Floats multiply_add(Floats x, Floats y, Floats sum) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
-#elif defined(__AVX2__)
-    return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
-#else
-    return x * y + sum;
-#endif
-}
 
 // The matrices of all types, panel by panel, with zeros behind the last column.
 class FloatStack {
@@ -56,8 +47,9 @@ class FloatStack {
 template <typename Index>
 struct FloatJob {
     TypedEdges<Index> edges;
-    Shape shape;     // m: destinations
-    const float* u;  // [sources, k]
+    Shape shape;           // m: destinations
+    const float* u;        // [sources, k]
+    const float* weights;  // of edges, or null
     const FloatStack& b;
     float* out;  // [m, n]
 };
@@ -83,7 +75,7 @@ class FloatSums {
     }
 
     void add(int64_t type, int64_t edge, int64_t count) {
-        gather_rows(job_.u, job_.shape.k, job_.edges.src + edge, count, rows_.get());
+        gather_rows(job_.u, job_.shape.k, job_.edges.src + edge, count, rows_.get(), job_.shape.k);
         for (int64_t j0 = 0; j0 < job_.shape.n; j0 += kColumns) {
             const float* right = job_.b.panel(type, j0);
             with_vectors(Panel(job_.shape.n, j0).vectors, [&](auto vectors) {
@@ -119,9 +111,11 @@ class FloatSums {
             }
         }
         for (int64_t r = 0; r < count; ++r) {
+            const float weight = job_.weights ? job_.weights[edge + r] : 1.0f;
             float* to = &sums_[(job_.edges.dst[edge + r] - first_) * width_ + j0];
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) store_floats(to + v * kLanes, load_floats(to + v * kLanes) + tile[r][v]);
+            for (int v = 0; v < vectors; ++v)
+                store_floats(to + v * kLanes, load_floats(to + v * kLanes) + tile[r][v] * weight);
         }
     }
 

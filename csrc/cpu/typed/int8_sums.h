@@ -1,4 +1,4 @@
-// Exact sums of int8 products over the in-edges of destinations.
+// Sums of int8 products over the in-edges of destinations: exact, or in float where edges have weights.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ struct Int8Job {
     Shape shape;          // m: destinations
     const int8_t* u;      // [sources, k]
     const PackedStack& b;
+    const float* weights;  // of edges, or null
     float scale;
     FloatOutput<Out> output;
 };
@@ -54,21 +55,24 @@ class Int8Sums {
             const int64_t degree = job_.indptr[v + 1] - job_.indptr[v];
             most = degree > most ? degree : most;
         }
-        has_hub_ = most * job_.shape.k > kExactProducts;
+        has_hub_ = !job_.weights && most * job_.shape.k > kExactProducts;
         if (has_hub_) std::memset(wide_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(int64_t));
     }
 
     void add(int64_t type, int64_t edge, int64_t count) {
         if (has_hub_ && (in_sums_ + count) * job_.shape.k > kExactProducts) empty();
         in_sums_ += count;
-        gather_rows(job_.u, job_.shape.k, job_.edges.src + edge, count, rows_.get());
+        gather_rows(job_.u, job_.shape.k, job_.edges.src + edge, count, rows_.get(), job_.shape.k);
         block_.load(rows_.get(), whole_tiles(count));
         for (int64_t j0 = 0; j0 < job_.shape.n; j0 += kColumns) {
             with_vectors(Panel(job_.shape.n, j0).vectors, [&](auto vectors) {
                 for (int64_t r = 0; r < count; r += kStripRows) {
                     const int64_t rows = count - r < kStripRows ? count - r : kStripRows;
                     block_.template multiply<vectors>(job_.b[type], j0, r, rows, strip_);
-                    add_strip<vectors>(edge + r, rows, j0);
+                    if (job_.weights)
+                        add_weighted<vectors>(edge + r, rows, j0);
+                    else
+                        add_strip<vectors>(edge + r, rows, j0);
                 }
             });
         }
@@ -105,6 +109,21 @@ class Int8Sums {
         }
     }
 
+    template <int vectors>
+    void add_weighted(int64_t edge, int64_t count, int64_t j0) {
+        for (int64_t r = 0; r < count; ++r) {
+            const float weight = job_.weights[edge + r];
+            uint32_t* to = &sums_[(job_.edges.dst[edge + r] - first_) * width_ + j0];
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) {
+                const Ints product = (Ints)load_sums(strip_[r] + v * kLanes);
+                const Floats weighted = __builtin_convertvector(product, Floats) * weight;
+                const Sums sum = (Sums)((Floats)load_sums(to + v * kLanes) + weighted);
+                std::memcpy(to + v * kLanes, &sum, sizeof sum);
+            }
+        }
+    }
+
     void empty() {
         in_sums_ = 0;
         for (int64_t i = 0; i < count_ * width_; ++i) wide_[i] += static_cast<int32_t>(sums_[i]);
@@ -112,7 +131,10 @@ class Int8Sums {
     }
 
     Floats sum_of(int64_t r, int64_t j) const {
-        if (!has_hub_) return __builtin_convertvector((Ints)load_sums(&sums_[r * width_ + j]), Floats);
+        if (!has_hub_) {
+            const Sums sum = load_sums(&sums_[r * width_ + j]);
+            return job_.weights ? (Floats)sum : __builtin_convertvector((Ints)sum, Floats);
+        }
         float values[kLanes];
         for (int lane = 0; lane < kLanes; ++lane) values[lane] = static_cast<float>(wide_[r * width_ + j + lane]);
         return load_floats(values);
@@ -128,7 +150,7 @@ class Int8Sums {
     const Job& job_;
     int64_t width_;  // of a row of sums
     Buffer<int8_t> rows_;
-    Buffer<uint32_t> sums_;
+    Buffer<uint32_t> sums_;  // int32, or float where edges have weights
     Buffer<int64_t> wide_;
     LeftBlock block_;
     alignas(64) uint32_t strip_[kStripRows][kColumns];
