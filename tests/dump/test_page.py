@@ -301,7 +301,7 @@ def test_search(page):
     page.rest()
     assert page.text("#details h3") == hits[0]
     box.clear()
-    box.send_keys("sym_size")  # left out of the drawing, drawn when it is picked
+    box.send_keys("_scale")  # left out of the drawing, drawn when it is picked
     box.send_keys(Keys.ENTER)
     assert page.one("#all").is_selected()
     assert page.box(page.text("#details h3"))

@@ -76,8 +76,8 @@ def test_constants_have_names(dumped):
     _, folder = dumped("gat")
     text = files(folder / "stage1")[-1].read_text()
     assert re.search(r"= ops.quantize\(input_0, absmax=None, seed=seed, node=\d+, bits=8, stochastic=True\)", text)
-    assert re.search(r"= ops.qgemm\(\w+, \w+, \w+, \w+, trans_a=False, trans_b=True, bias=None, dtype=torch.", text)
-    assert "# ops.qgemm(Tensor a, Tensor a_scale," in text
+    assert re.search(r"= ops.qgemm_pointwise\(\w+, \w+, \w+, \w+, trans_b=True, dtype=torch.", text)
+    assert "# ops.qgemm_pointwise(Tensor a, Tensor a_scale," in text
 
 
 def test_structure_is_labelled(dumped):

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gqc.passes import apply, fuse_products, partition, run
 from gqc.passes.int8_copies import is_copy, lifetimes
+from gqc.passes.nodes import by_name
 from gqc.passes.report import FUSED, UNFUSED
 from gqc.policy import Policy
 from tests.passes.models import MODELS, case, graph_and_features, ops, relation
@@ -151,7 +152,7 @@ def test_sums_that_one_quantize_reads_are_stored_in_bfloat16():
         exact=False,
     )
     (narrow,) = graph.graph.find_nodes(op="call_function", target=ops.qspmm.default)
-    assert narrow.args[-1] is torch.bfloat16
+    assert by_name(narrow)["dtype"] is torch.bfloat16
     assert "in bfloat16" in report.decisions[0].reason
     assert (values.int() - expected.int()).abs().max() <= 1
 

@@ -209,10 +209,10 @@ def _typed_spmm(x: Inputs) -> Iterator[Case]:
         for width in x.widths:
             u, grad, types = (x.sources, width), (x.targets, 5), torch.randint(3, (x.edges,), generator=x.random)
             label = f"{width} x 5, {g[0].dtype}"
-            yield Case(label, "typed_spmm", (g, x.floats(*u), x.floats(3, width, 5), types), exact=False)
-            arguments = (g, *x.int8(*u), *x.int8(3, width, 5), types, FLOAT)
+            yield Case(label, "typed_spmm", (g, x.floats(*u), x.floats(3, width, 5), types, None), exact=False)
+            arguments = (g, *x.int8(*u), *x.int8(3, width, 5), types, None, FLOAT)
             yield Case(label, "qtyped_spmm", arguments, exact=False)
-            yield Case(label, "typed_spmm_bwd_b", (g, x.floats(*u), x.floats(*grad), types, 3), exact=False)
+            yield Case(label, "typed_spmm_bwd_b", (g, x.floats(*u), x.floats(*grad), types, 3, None), exact=False)
             arguments = (g, *x.int8(*u), *x.int8(*grad), types, 3, FLOAT)
             yield Case(label, "qtyped_spmm_bwd_b", arguments, exact=False)
 
