@@ -147,7 +147,8 @@ struct EdgeMap {
                     const A* const a = lhs.row(i, shape.lhs_width);
                     const B* const b = rhs.row(i, shape.rhs_width);
                     for (int64_t r = 0; r < shape.runs; ++r) {
-                        to[r] = scale * product<lanes>(a + shape.lhs_offsets[r], b + shape.rhs_offsets[r], shape.length);
+                        to[r] =
+                            scale * product<lanes>(a + shape.lhs_offsets[r], b + shape.rhs_offsets[r], shape.length);
                     }
                 }
             });

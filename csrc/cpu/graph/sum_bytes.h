@@ -8,8 +8,8 @@
 namespace gqc::GQC_ISA {
 
 // As SumRows<Copy, int8_t, ...>, bit for bit. With 128 added an element is a byte without a sign. A vector is read as
-// numbers of 16 bits, low + 256 * high: these are added up, modulo 2^16, and so are their high bytes; the sum of the low
-// bytes is the first sum without 256 times the second.
+// numbers of 16 bits, low + 256 * high: these are added up, modulo 2^16, and so are their high bytes; the sum of the
+// low bytes is the first sum without 256 times the second.
 template <typename Index>
 class SumBytes {
     static constexpr int64_t kRows = 257;  // 257 * 255 < 2^16
@@ -19,7 +19,12 @@ class SumBytes {
     static constexpr int64_t kLeastWidth = 16;
 
     SumBytes(Rows<Index> rows, Operand<int8_t, Index> operand, int64_t width, float scale)
-        : rows_(rows), operand_(operand), width_(width), scale_(scale), ahead_(entries_ahead(width)), whole_lines_(width % 64 == 0) {}
+        : rows_(rows),
+          operand_(operand),
+          width_(width),
+          scale_(scale),
+          ahead_(entries_ahead(width)),
+          whole_lines_(width % 64 == 0) {}
 
     // Writes the sums of rows first .. last, one row behind the other.
     void operator()(int64_t first, int64_t last, float* to) const {

@@ -90,7 +90,8 @@ GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, i
                   const float* rhs_scale, int64_t /*packed*/, const FeatureLayout* layout, const float* factors,
                   int64_t divide, int64_t dtype, void* out, float* absmax) {
     const auto write = [&](auto matrix, const RowSums& sums) {
-        return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums, {out, dtype, factors, divide}, absmax);
+        return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums,
+                          {out, dtype, factors, divide}, absmax);
     };
     return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout, write);
 }
@@ -98,9 +99,9 @@ GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, i
 // A pointwise program on what qspmm computes, see ProgramArguments.
 GQC_KERNEL(qspmm_pointwise)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/,
                             const void* indptr, const void* lhs, const void* lhs_rows, const float* lhs_scale,
-                            const void* rhs, const void* rhs_rows, const float* rhs_scale,
-                            const FeatureLayout* layout, int64_t dtype, const int64_t* numbers,
-                            const void* const* inputs, void* const* outputs, const int64_t* seed) {
+                            const void* rhs, const void* rhs_rows, const float* rhs_scale, const FeatureLayout* layout,
+                            int64_t dtype, const int64_t* numbers, const void* const* inputs, void* const* outputs,
+                            const int64_t* seed) {
     const auto run = [&](auto matrix, const RowSums& sums) {
         return run_on_rows(threads, matrix, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
     };

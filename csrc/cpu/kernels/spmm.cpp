@@ -62,7 +62,8 @@ GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, in
                  const FeatureLayout* layout, const float* factors, int64_t divide, int64_t dtype, void* out) {
     const auto write = [&](auto matrix, const RowSums& sums) {
         float absmax;
-        return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums, {out, dtype, factors, divide}, &absmax);
+        return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums,
+                          {out, dtype, factors, divide}, &absmax);
     };
     return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, write);
 }
