@@ -18,7 +18,8 @@ Values = Tensor
 def _gemm(
     a: Values, _: Any, b: Values, __: Any, trans_a: bool, trans_b: bool, bias: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    out = (a.t() if trans_a else a) @ (b.t() if trans_b else b)
+    wide = torch.promote_types(a.dtype, b.dtype)  # int8 copies of bfloat16 and of float32 multiply one another
+    out = (a.t() if trans_a else a).to(wide) @ (b.t() if trans_b else b).to(wide)
     return _with_absmax(out if bias is None else out + bias, dtype)
 
 
