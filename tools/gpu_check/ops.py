@@ -24,7 +24,8 @@ gqc_ops = torch.ops.gqc
 FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 _BROADCASTS = [((4, 8), (4, 1)), ((2, 6), (1, 1)), ((1, 12), (3, 1)), ((2, 1, 6), (3, 1))]
 _TOLERANCE = {FLOAT: 5e-5, BFLOAT: 2**-6, HALF: 2**-9}
-"""Of the largest value. What a softmax's gradient subtracts cancels; in half precision, sums on both sides of a boundary are rounded apart, then their products."""
+"""Of the largest value. What a softmax's gradient subtracts cancels; in half precision, sums on both sides of a
+boundary are rounded apart, then their products."""
 
 
 @dataclass(frozen=True)
