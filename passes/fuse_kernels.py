@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import aten, by_name, call, drop_unused, example, half, is_size, is_tensor, mutates, origin, pick
-from gqc.passes.primitive import mark, ops
-from gqc.passes.report import FUSED, UNFUSED, Decision, Report
+from gqc.passes.nodes import aten, by_name, call, drop_unused, example, half, is_size, is_tensor, pick
+from gqc.passes.primitive import ops
+from gqc.passes.product_fusion import MOST_CONTRACTED, ProductFusion
+from gqc.passes.report import FUSED, UNFUSED, Report
 from gqc.policy import Policy
 
 GEMM, EPILOGUE, READS_FLOATS = ops.qgemm.default, ops.qgemm_epilogue.default, ops.quantize_qgemm.default
@@ -25,9 +26,6 @@ LEFT_ALONE = ("cpu",)
 """Kinds of devices whose products are not fused."""
 
 _ROUNDINGS = (QUANTIZE, ops.quantize_int4.default)
-
-MOST_CONTRACTED = 512
-"""With more contracted indices a second product takes longer than writing and reading the float matrix."""
 
 
 def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
@@ -63,8 +61,7 @@ def fuse_kernels(joint: JointGraph, policy: Policy) -> Report:
         fusion.write_int8(node)
     for node in joint.graph.find_nodes(op="call_function", target=QUANTIZE, sort=True):
         fusion.read_floats(node)
-    order = {node.name: i for i, node in enumerate(joint.graph.nodes)}
-    report.decisions.sort(key=lambda d: order.get(d.node, 0))
+    fusion.sort_decisions()
     return report
 
 
@@ -73,24 +70,21 @@ def _products(joint: JointGraph) -> list[fx.Node]:
 
 
 @dataclass
-class _Fusion:
-    joint: JointGraph
-    report: Report
-
+class _Fusion(ProductFusion):
     def finish(self, product: fx.Node) -> None:
         """Take row scale and ReLU into a product."""
         value, row_scale, relu, taken = pick(product, 0), None, False, []
         if (step := _only_reader(value)) is not None and (factors := _row_factors(step, value)) is not None:
             if _dtype(product) is not torch.float32:
                 why = f"its row factors multiply the product after it is rounded to {_name(_dtype(product))}"
-                self._say(product, UNFUSED, why)
+                self.say(product, UNFUSED, why)
             else:
                 value, row_scale = step, factors
                 taken.append(f"row factors {factors.name}")
         if (step := _only_reader(value)) is not None and step.target is RELU:
             value, relu = step, True
             taken.append(f"ReLU {step.name}")
-        if not taken or self._updates_between(product, value):
+        if not taken or self.updates_between(product, value):
             return
         given = by_name(product)
         with self.joint.graph.inserting_before(value):
@@ -104,7 +98,7 @@ class _Fusion:
             if reader.target is QUANTIZE and reader.args[1] is None:
                 reader.update_arg(1, absmax)
         value.replace_all_uses_with(out)
-        self._say(fused, FUSED, f"computes {' and '.join(taken)} before it writes its result")
+        self.say(fused, FUSED, f"computes {' and '.join(taken)} before it writes its result")
         drop_unused(self.joint.graph)
 
     def _choose_by_bits(self, value: fx.Node, positive: fx.Node) -> None:
@@ -127,14 +121,14 @@ class _Fusion:
         given, rounding = by_name(product), by_name(quantize)
         absmax = rounding["absmax"]
         if absmax is not None and absmax is not pick(product, 1):
-            return self._say(product, UNFUSED, f"its int8 copy has its scale from {absmax.name}")
+            return self.say(product, UNFUSED, f"its int8 copy has its scale from {absmax.name}")
         contracted = example(given["a"].meta["val"].shape[0 if given["trans_a"] else 1])
         if contracted > MOST_CONTRACTED:
             why = (
                 f"a second product over {contracted} indices would take longer than writing floats for {quantize.name}"
             )
-            return self._say(product, UNFUSED, why)
-        if self._updates_between(product, quantize):
+            return self.say(product, UNFUSED, why)
+        if self.updates_between(product, quantize):
             return None
         with self.joint.graph.inserting_before(quantize):
             operands = [given[name] for name in ("a", "a_scale", "b", "b_scale", "trans_a", "trans_b", "bias")]
@@ -145,7 +139,7 @@ class _Fusion:
             pick(product, 2).replace_all_uses_with(pick(fused, 2, f"{product.name}_positive"))
         pick(quantize, 0).replace_all_uses_with(pick(fused, 0, f"{product.name}_int8"))
         pick(quantize, 1).replace_all_uses_with(pick(fused, 1, f"{product.name}_scale"))
-        self._say(fused, FUSED, f"writes int8 instead of floats for {quantize.name}, from a second product")
+        self.say(fused, FUSED, f"writes int8 instead of floats for {quantize.name}, from a second product")
         drop_unused(self.joint.graph)
         return None
 
@@ -160,9 +154,9 @@ class _Fusion:
         first = readers[0]
         needed = [n for n in product.all_input_nodes if n not in (int8, scale)]
         if any(n >= first for n in needed):
-            self._say(product, UNFUSED, f"{first.name} reads the int8 copy of {quantize.args[0]} before it")
+            self.say(product, UNFUSED, f"{first.name} reads the int8 copy of {quantize.args[0]} before it")
             return
-        if self._updates_between(quantize, first):
+        if self.updates_between(quantize, first):
             return
         with self.joint.graph.inserting_before(first):
             drawn = [rounding[name] for name in ("x", "absmax", "seed", "node", "bits", "stochastic")]
@@ -173,7 +167,7 @@ class _Fusion:
             user.replace_all_uses_with(pick(fused, results[user.args[1]], user.name))  # type: ignore[index]
         int8.replace_all_uses_with(pick(fused, 2, int8.name))
         scale.replace_all_uses_with(pick(fused, 3, scale.name))
-        self._say(fused, FUSED, f"quantizes {rounding['x'].name} while it reads it and stores the int8 copy")
+        self.say(fused, FUSED, f"quantizes {rounding['x'].name} while it reads it and stores the int8 copy")
         drop_unused(self.joint.graph)
 
     def scale_rows(self, spmm: fx.Node) -> None:
@@ -184,8 +178,8 @@ class _Fusion:
         if step is None or factors is None or by_name(spmm)["rows"] is not None:
             return
         if value.meta["val"].dtype is torch.float64:
-            return self._say(spmm, UNFUSED, "its row factors are float64, which the kernel does not read")
-        if self._updates_between(spmm, step):
+            return self.say(spmm, UNFUSED, "its row factors are float64, which the kernel does not read")
+        if self.updates_between(spmm, step):
             return None
         given, divide = by_name(spmm), step.target is DIV
         with self.joint.graph.inserting_before(step):
@@ -196,7 +190,7 @@ class _Fusion:
             for reader in [u for u in step.users if u.target in _ROUNDINGS and u.args[1] is None]:
                 reader.update_arg(1, absmax)
         step.replace_all_uses_with(result)
-        self._say(fused, FUSED, f"{'divides' if divide else 'multiplies'} rows by {factors.name} ({step.name})")
+        self.say(fused, FUSED, f"{'divides' if divide else 'multiplies'} rows by {factors.name} ({step.name})")
         drop_unused(self.joint.graph)
         return None
 
@@ -209,26 +203,7 @@ class _Fusion:
 
     def _fused(self, target: Any, arguments: tuple[Any, ...], product: fx.Node) -> fx.Node:
         name = product.name.removesuffix("_int8").removesuffix("_fused")
-        fused = call(target, arguments, product, f"{name}_fused")
-        fused.meta["gqc"] = mark(product)
-        decisions = self.report.decisions
-        decisions[:] = [replace(d, node=fused.name) if d.node == product.name else d for d in decisions]
-        return fused
-
-    def _updates_between(self, first: fx.Node, last: fx.Node) -> bool:
-        """Whether the graph updates anything in place between two nodes, which then stay where they are."""
-        node = first
-        while node is not last:
-            node = node.next
-            if node.op == "call_function" and mutates(node):
-                self._say(first, UNFUSED, f"{node.name} updates a tensor in place before {last.name}")
-                return True
-        return False
-
-    def _say(self, node: fx.Node, action: str, reason: str) -> None:
-        primitive = mark(node)
-        kind = primitive.kind if primitive is not None else "tensor"
-        self.report.decisions.append(Decision(node.name, origin(node).module, kind, half(node), action, reason))
+        return self.fused(target, arguments, product, f"{name}_fused")
 
 
 def _only_reader(value: fx.Node) -> fx.Node | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,16 +16,14 @@ from gqc.passes.nodes import (
     call,
     drop_unused,
     example,
-    half,
-    mutates,
     needed_for,
-    origin,
     pick,
 )
 from gqc.passes.pointwise_groups import sides
 from gqc.passes.pointwise_steps import FLAT_VIEWS, Size, is_same_size
-from gqc.passes.primitive import mark, ops
-from gqc.passes.report import FUSED, UNFUSED, Decision, Report
+from gqc.passes.primitive import ops
+from gqc.passes.product_fusion import MOST_CONTRACTED, ProductFusion
+from gqc.passes.report import FUSED, UNFUSED, Report
 from gqc.passes.schedule import sort
 from gqc.policy import Policy
 from gqc.runtime.pointwise.program import Output, parse
@@ -34,9 +32,6 @@ GEMM, QSPMM, SPMM = ops.qgemm.default, ops.qspmm.default, ops.spmm.default
 PROGRAM, QUANTIZE = ops.pointwise.default, ops.quantize.default
 GEMM_PROGRAM, READS_FLOATS = ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default
 SPMM_PROGRAMS = {QSPMM: ops.qspmm_pointwise.default, SPMM: ops.spmm_pointwise.default}
-
-MOST_CONTRACTED = 512
-"""With more contracted indices a second product takes longer than writing and reading the float matrix."""
 
 _OPERANDS = {QSPMM: ("g", "op", "u", "u_scale", "e", "e_scale", "dtype"), SPMM: ("g", "op", "u", "e")}
 _SUMS = ("copy_lhs", "mul")
@@ -72,8 +67,7 @@ def fuse_products(joint: JointGraph, policy: Policy) -> Report:
     for node in _calls(joint, QUANTIZE):
         fusion.read_floats(node)
     drop_unused(joint.graph)
-    order = {node.name: i for i, node in enumerate(joint.graph.nodes)}
-    report.decisions.sort(key=lambda d: order.get(d.node, 0))
+    fusion.sort_decisions()
     return report
 
 
@@ -111,9 +105,7 @@ class _Result:
 
 
 @dataclass
-class _Fusion:
-    joint: JointGraph
-    report: Report
+class _Fusion(ProductFusion):
     sides: dict[fx.Node, bool]
 
     # ---- what reads a product
@@ -169,7 +161,7 @@ class _Fusion:
     def _updates_after(self, product: fx.Node, result: _Result) -> bool:
         """Whether the graph updates anything in place before what is to run with a product."""
         last = max([product, *result.quantized, *([] if result.program is None else [result.program])])
-        return self._updates_between(product, last)
+        return self.updates_between(product, last)
 
     # ---- fusing
 
@@ -208,7 +200,7 @@ class _Fusion:
             self._replace(result.value, fused, whole.place[kept])
         if largest is not None:
             self._replace(result.absmax, fused, whole.place[largest])  # type: ignore[arg-type]
-        self._say(fused, FUSED, _reason(whole, result, rounded))
+        self.say(fused, FUSED, _reason(whole, result, rounded))
         sort(self.joint)
         drop_unused(self.joint.graph)
 
@@ -274,7 +266,7 @@ class _Fusion:
             narrow = self._fused(QSPMM, operands, product, f"{product.name}_bfloat16")
         for at, name in ((0, result.value.name), (1, f"{result.value.name}_absmax")):
             pick(product, at).replace_all_uses_with(pick(narrow, at, f"{name}_bfloat16"))
-        self._say(narrow, FUSED, f"stores its sums in bfloat16, as only {result.quantized[0].name} reads them")
+        self.say(narrow, FUSED, f"stores its sums in bfloat16, as only {result.quantized[0].name} reads them")
         drop_unused(self.joint.graph)
 
     # ---- what a product reads
@@ -292,13 +284,13 @@ class _Fusion:
         first = readers[0]
         if any(n >= first for n in product.all_input_nodes if n not in (int8, scale)):
             why = f"{first.name} reads the int8 copy of {rounding['x'].name} before it"
-            return self._say(product, UNFUSED, why)
-        if self._updates_between(quantize, product):
+            return self.say(product, UNFUSED, why)
+        if self.updates_between(quantize, product):
             return None
         given = by_name(product)
         if product.target is GEMM:
-            whole = _Text(f"return {_FORMS[given['dtype']]}(x0), absmax(x0)")
-            text, inputs, dtype, size = str(whole), [], given["dtype"], None
+            text, inputs = f"return {_FORMS[given['dtype']]}(x0), absmax(x0)", []
+            dtype, size = given["dtype"], None
             if given["bias"] is not None:
                 text, inputs, _ = _biased(product, text, [given["bias"]])
                 dtype = torch.float32
@@ -313,18 +305,15 @@ class _Fusion:
             user.replace_all_uses_with(pick(fused, user.args[1] + 2, user.name))  # type: ignore[operator]
         int8.replace_all_uses_with(pick(fused, 0, int8.name))
         scale.replace_all_uses_with(pick(fused, 1, scale.name))
-        self._say(fused, FUSED, f"quantizes {rounding['x'].name} while it reads it and stores the int8 copy")
+        self.say(fused, FUSED, f"quantizes {rounding['x'].name} while it reads it and stores the int8 copy")
         drop_unused(self.joint.graph)
         return None
 
     # ---- both
 
     def _fused(self, target: Any, arguments: tuple[Any, ...], product: fx.Node, name: str | None = None) -> fx.Node:
-        fused = call(target, arguments, product, name or f"{product.name.removesuffix('_fused')}_fused")
-        fused.meta["gqc"] = mark(product)
+        fused = self.fused(target, arguments, product, name or f"{product.name.removesuffix('_fused')}_fused")
         self.sides[fused] = self.sides[product]
-        decisions = self.report.decisions
-        decisions[:] = [replace(d, node=fused.name) if d.node == product.name else d for d in decisions]
         return fused
 
     def _together(self, a: fx.Node, b: fx.Node) -> bool:
@@ -335,23 +324,8 @@ class _Fusion:
         contracted = example(by_name(product)["a"].meta["val"].shape[1])
         if contracted > MOST_CONTRACTED:
             why = f"a second product over {contracted} indices would take longer than writing floats"
-            self._say(product, UNFUSED, why)
+            self.say(product, UNFUSED, why)
         return contracted > MOST_CONTRACTED
-
-    def _updates_between(self, first: fx.Node, last: fx.Node) -> bool:
-        """Whether the graph updates anything in place between two nodes, which then stay where they are."""
-        node = first
-        while node is not last:
-            node = node.next
-            if node.op == "call_function" and mutates(node):
-                self._say(first, UNFUSED, f"{node.name} updates a tensor in place before {last.name}")
-                return True
-        return False
-
-    def _say(self, node: fx.Node, action: str, reason: str) -> None:
-        primitive = mark(node)
-        kind = primitive.kind if primitive is not None else "tensor"
-        self.report.decisions.append(Decision(node.name, origin(node).module, kind, half(node), action, reason))
 
 
 class _Text:

@@ -233,22 +233,19 @@ def _refuse_int8(name: str, program: str) -> None:
 
 define(
     "qgemm_pointwise(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, bool trans_b, ScalarType dtype, "
-    "Tensor[] inputs, Tensor? seed, str program, "
-    "int[]? size=None) -> Tensor[]",
+    "Tensor[] inputs, Tensor? seed, str program, int[]? size=None) -> Tensor[]",
     kernel=_qgemm_pointwise_kernel,
     fake=_qgemm_pointwise,
 )
 define(
     "quantize_qgemm_pointwise(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic, Tensor b, "
-    "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program, "
-    "int[]? size=None) -> Tensor[]",
+    "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program, int[]? size=None) -> Tensor[]",
     kernel=_quantize_qgemm_pointwise_kernel,
     fake=_quantize_qgemm_pointwise,
 )
 define(
     "qspmm_pointwise(Tensor[] g, str op, Tensor? u, Tensor? u_scale, Tensor? e, Tensor? e_scale, ScalarType dtype, "
-    "Tensor[] inputs, Tensor? seed, str program, "
-    "int[]? size=None) -> Tensor[]",
+    "Tensor[] inputs, Tensor? seed, str program, int[]? size=None) -> Tensor[]",
     kernel=_qspmm_pointwise_kernel,
     fake=_qspmm_pointwise,
 )
