@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gqc
+from benchmarks import sparse_net
 from benchmarks.models import dgl_net, prepared, pyg_edges, pyg_net
+from benchmarks.sparse_net import SparseNet
 from examples.datasets import NodeData
 
 EAGER, INT8 = "DGL fp32", "gqc int8"
@@ -70,6 +72,8 @@ def contestants(setting: Setting) -> dict[str, Callable[[], Step]]:
         "DGL bf16": lambda: dgl_step(lambda m: m.bfloat16(), dtype=torch.bfloat16),
         "DGL bf16 autocast": lambda: dgl_step(lambda m: m, _autocast),
     }
+    if setting.name in sparse_net.ARCHITECTURES:
+        found["torch.sparse"] = lambda: dgl_step(lambda m: SparseNet(m, data.graph))
     if importlib.util.find_spec("torch_geometric"):
 
         def pyg_step(make: Callable[[nn.Module], nn.Module], context: Context = nullcontext) -> Step:
