@@ -61,6 +61,11 @@ class Page:
     def one(self, selector: str):
         return self.browser.find_element("css selector", selector)
 
+    def values(self, selector: str, attribute: str) -> list[str]:
+        """An attribute of each element, in one question to the browser."""
+        script = "return [...document.querySelectorAll(arguments[0])].map(e => e.getAttribute(arguments[1]))"
+        return self.browser.execute_script(script, selector, attribute)
+
     def text(self, selector: str) -> str:
         return self.one(selector).text
 
@@ -80,11 +85,18 @@ class Page:
         self.hover(self.one("header .title"))
 
     def edges(self, *classes: str) -> set[tuple[str, str]]:
-        found = self.all("".join(f".{c}" for c in ("edge", *classes)))
-        return {(e.get_attribute("data-from"), e.get_attribute("data-to")) for e in found}
+        selector = "".join(f".{c}" for c in ("edge", *classes))
+        return set(zip(*(self.values(selector, f"data-{end}") for end in ("from", "to")), strict=True))
 
 
 BOTH = pytest.mark.parametrize("page", ["gat", "rgcn"], indirect=True)
+
+SHOWN = """
+return [...document.querySelectorAll("#tabs button")].filter(tab => {
+  tab.click();
+  return document.getElementById(tab.dataset.tab).checkVisibility();
+}).map(tab => tab.dataset.tab);
+"""
 
 
 @pytest.fixture
@@ -98,7 +110,8 @@ def page(request, browser, dumped) -> Iterator[Page]:
 
 @BOTH
 def test_every_pass_can_be_clicked(page):
-    names = [b.get_attribute("data-pass") for b in page.all("#passes button")]
+    names, tabs = page.values("#passes button", "data-pass"), page.values("#tabs button", "data-tab")
+    assert len(tabs) > 3
     assert names == [f.stem[3:] for f in sorted(page.stage.glob("[0-9][0-9]_*.py"))][:-1]
     assert names[0] == "joint"
     drawn = set()
@@ -106,12 +119,10 @@ def test_every_pass_can_be_clicked(page):
         page.one(f'#passes button[data-pass="{name}"]').click()
         assert page.text("#details h3") == name
         assert page.one("#passes button.on").get_attribute("data-pass") == name
-        boxes = {b.get_attribute("data-name") for b in page.all(".node")}
+        boxes = set(page.values(".node", "data-name"))
         assert len(boxes) > 10
         drawn |= boxes
-        for tab in [b.get_attribute("data-tab") for b in page.all("#tabs button")]:
-            page.one(f'#tabs button[data-tab="{tab}"]').click()
-            assert page.one(f"#{tab}").is_displayed()
+        assert page.browser.execute_script(SHOWN) == tabs
         page.one('#tabs button[data-tab="graph"]').click()
     assert any(name.endswith("_quantized") for name in drawn)
 
@@ -196,7 +207,7 @@ def test_what_is_computed_once_a_graph_and_what_is_no_primitive(page):
     assert re.search(r"\d+ gathers and scatters of PyTorch\nconv", told)
     assert any("with structure" in box.get_attribute("textContent") for box in page.all(".node"))
     page.one("#all").click()
-    assert {tensor["node"] for tensor in structure} <= {b.get_attribute("data-name") for b in page.all(".node")}
+    assert {tensor["node"] for tensor in structure} <= set(page.values(".node", "data-name"))
 
 
 @BOTH
@@ -296,7 +307,7 @@ def test_search(page):
     hits = [name.text for name in page.all("#hits li:not(.none) .mono")]
     decided = json.loads((page.stage / "reasons.json").read_text())["decisions"]
     assert set(hits) == {d["node"] for d in decided if "output layer" in d["reason"]}
-    assert {b.get_attribute("data-name") for b in page.all(".node.hit")} == set(hits)
+    assert set(page.values(".node.hit", "data-name")) == set(hits)
     box.send_keys(Keys.ENTER)
     page.rest()
     assert page.text("#details h3") == hits[0]
