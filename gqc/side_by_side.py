@@ -30,7 +30,8 @@ class Values:
         exact: where no operand was ever rounded.
         unrounded: what ``quantized`` would be if this node's own int8 operands were not rounded and all before were;
             of an int8 tensor, the float values that it stands for.
-        product: of an op that does not give its product: ``quantized``, ``exact`` and ``unrounded`` of the product.
+        product: of an op that does not give its products: ``quantized``, ``exact`` and ``unrounded`` of the product, of
+            two products as one with the rows of the second behind those of the first.
     """
 
     quantized: Any
@@ -92,11 +93,15 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
 
 def _around_product(node: fx.Node, env: dict[fx.Node, Values], args: tuple[Any, ...], quantized: Any) -> Values:
     around = AROUND_PRODUCT[node.target]  # type: ignore[index]
-    product = around.product(*args)
+    products = around.products(*args)
     exact_args, exact = _run(node, around.exact, lambda n: env[n].exact)
     _, unrounded = _run(node, around.exact, lambda n: env[n].quantized if is_float(n) else env[n].unrounded)
-    results = around.results(exact, *exact_args), around.results(product, *args)
-    return Values(quantized, *results, (product, exact, unrounded))
+    results = around.results(exact, *exact_args), around.results(products, *args)
+    return Values(quantized, *results, (_as_one(products), _as_one(exact), _as_one(unrounded)))
+
+
+def _as_one(products: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(products)) if len(products) > 1 else products[0]
 
 
 def _run(node: fx.Node, target: Any, value: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], Any]:

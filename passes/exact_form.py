@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gqc.passes.primitive import ops
+from gqc.runtime.ops.second_product import SecondProduct
 from gqc.runtime.reference import pointwise
 
 Values = Tensor
@@ -164,16 +165,16 @@ def _unpack(x: Values, features: list[int]) -> Values:
 
 
 class AroundProduct(NamedTuple):
-    """An op that computes a product and, without giving it, results from it.
+    """An op that computes products of one shape and, without giving them, results from them.
 
     Attributes:
-        product: from the arguments of the op.
+        products: from the arguments of the op.
         exact: the same with float values in the place of int8 ones.
-        results: what the op gives, from the product and its arguments; int8 results are not rounded.
+        results: what the op gives, from the products and its arguments; int8 results are not rounded.
     """
 
-    product: Callable[..., Tensor]
-    exact: Callable[..., Tensor]
+    products: Callable[..., Sequence[Tensor]]
+    exact: Callable[..., Sequence[Tensor]]
     results: Callable[..., Sequence[Tensor]]
 
     def exact_form(self, *arguments: Any) -> Sequence[Tensor]:
@@ -182,52 +183,59 @@ class AroundProduct(NamedTuple):
 
 
 def _of_program(
-    product: Tensor, inputs: list[Tensor], seed: Tensor | None, program: str, size: list[int] | None = None
+    products: Sequence[Tensor], inputs: list[Tensor], seed: Tensor | None, program: str, size: list[int] | None = None
 ) -> list[Tensor]:
-    x = product if size is None else product.reshape(size)
-    return _pointwise([x, *inputs], seed, program, list(x.shape))
+    computed = [x if size is None else x.reshape(size) for x in products]
+    return _pointwise([*computed, *inputs], seed, program, list(computed[0].shape))
 
 
-def _int8_of_gemm(product: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    relu = arguments[8]
+def _int8_of_gemm(products: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (product,), relu = products, arguments[8]
     positive = _positive(product) if relu else product.new_empty((0, 0), dtype=torch.uint8)
     return product, product.new_ones((), dtype=torch.float32), positive
 
 
-def _gemm_of(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, trans_b: bool, dtype: torch.dtype) -> Tensor:
-    return ops.qgemm(a, a_scale, b, b_scale, False, trans_b, None, dtype)[0]
+def _gemms_of(
+    first: tuple[Tensor, Tensor, Tensor, Tensor, bool, torch.dtype], second: Sequence[Any]
+) -> Sequence[Tensor]:
+    *operands, trans_b, dtype = first
+    return ops.qgemm(*operands, False, trans_b, None, dtype)[0], *SecondProduct(*second).values(dtype)
 
 
-def _exact_gemm_of(a: Values, _: Any, b: Values, __: Any, trans_b: bool, dtype: torch.dtype) -> Tensor:
-    return _gemm(a, None, b, None, False, trans_b, None, dtype)[0]
+def _exact_gemms_of(first: tuple[Values, Any, Values, Any, bool, torch.dtype], second: Sequence[Any]) -> list[Tensor]:
+    *operands, trans_b, dtype = first
+    product, beside = _gemm(*operands, False, trans_b, None, dtype)[0], SecondProduct(*second)
+    if not beside.exists:
+        return [product]
+    return [product, _gemm(*beside[:4], False, beside.trans_b, beside.bias, dtype)[0]]
 
 
 _AROUND_GEMM = AroundProduct(
-    lambda *arguments: _gemm_of(*arguments[:6]),
-    lambda *arguments: _exact_gemm_of(*arguments[:6]),
-    lambda product, *arguments: _of_program(product, *arguments[6:]),
+    lambda *arguments: _gemms_of(arguments[:6], arguments[10:]),
+    lambda *arguments: _exact_gemms_of(arguments[:6], arguments[10:]),
+    lambda products, *arguments: _of_program(products, *arguments[6:10]),
 )
 _QUANTIZE_AROUND_GEMM = AroundProduct(
-    lambda *arguments: _gemm_of(*ops.quantize(*arguments[:6]), *arguments[6:10]),
-    lambda *arguments: _exact_gemm_of(arguments[0], None, *arguments[6:10]),
-    lambda product, x, _, seed, *rest: [x, x.new_ones(()), *_of_program(product, rest[7], seed, *rest[8:])],
+    lambda *arguments: _gemms_of((*ops.quantize(*arguments[:6]), *arguments[6:10]), arguments[13:]),
+    lambda *arguments: _exact_gemms_of((arguments[0], None, *arguments[6:10]), arguments[13:]),
+    lambda products, x, _, seed, *rest: [x, x.new_ones(()), *_of_program(products, rest[7], seed, *rest[8:10])],
 )
 _AROUND_QSPMM = AroundProduct(
-    lambda *arguments: ops.qspmm(*arguments[:7])[0],
-    lambda g, op, u, _, e, __, dtype, *rest: ops.spmm(g, op, u, e).to(dtype),
-    lambda product, *arguments: _of_program(product, *arguments[7:]),
+    lambda *arguments: ops.qspmm(*arguments[:7])[:1],
+    lambda g, op, u, _, e, __, dtype, *rest: [ops.spmm(g, op, u, e).to(dtype)],
+    lambda products, *arguments: _of_program(products, *arguments[7:]),
 )
 _AROUND_SPMM = AroundProduct(
-    lambda *arguments: ops.spmm(*arguments[:4]),
-    lambda *arguments: ops.spmm(*arguments[:4]),
-    lambda product, *arguments: _of_program(product, *arguments[4:]),
+    lambda *arguments: [ops.spmm(*arguments[:4])],
+    lambda *arguments: [ops.spmm(*arguments[:4])],
+    lambda products, *arguments: _of_program(products, *arguments[4:]),
 )
 
 AROUND_PRODUCT: dict[Callable[..., Any], AroundProduct] = {
     # Without the four arguments of rounding, which stand before the dtype.
     ops.qgemm_int8.default: AroundProduct(
-        lambda *arguments: ops.qgemm_epilogue(*arguments[:-5], arguments[-1])[0],
-        lambda *arguments: _gemm_epilogue(*arguments[:-5], arguments[-1])[0],
+        lambda *arguments: ops.qgemm_epilogue(*arguments[:-5], arguments[-1])[:1],
+        lambda *arguments: _gemm_epilogue(*arguments[:-5], arguments[-1])[:1],
         _int8_of_gemm,
     ),
     ops.qgemm_pointwise.default: _AROUND_GEMM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +62,9 @@ def fuse_products(joint: JointGraph, policy: Policy) -> Report:
     if joint.device.type != "cpu":
         return report
     fusion = _Fusion(joint, report, sides(joint))
-    for target in (GEMM, QSPMM, SPMM):
-        for node in _calls(joint, target):
-            fusion.finish(node)
+    gemms = sorted(_calls(joint, GEMM), key=lambda n: not _can_quantize(n))  # of two that a program reads, these
+    for node in (*gemms, *_calls(joint, QSPMM), *_calls(joint, SPMM)):
+        fusion.finish(node)
     for node in _calls(joint, QUANTIZE):
         fusion.read_floats(node)
     drop_unused(joint.graph)
@@ -387,6 +388,19 @@ class _Text:
 def _can_run_programs(product: fx.Node) -> bool:
     given = by_name(product)
     return not given["trans_a"] if product.target is GEMM else given["op"] in _SUMS and given["rows"] is None
+
+
+def _can_quantize(gemm: fx.Node) -> bool:
+    """Whether the left operand of a GEMM is, or will be, quantized with an absmax that is known before."""
+    left = by_name(gemm)["a"]
+    maker = left.args[0] if left.target is operator.getitem else left
+    if maker.target is QUANTIZE:
+        return by_name(maker)["absmax"] is not None
+    return maker.target is PROGRAM and any(_is_sum(n) for n in by_name(maker)["inputs"])
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return node.target is SPMM or (node.target is operator.getitem and node.args[0].target is QSPMM)  # type: ignore[union-attr]
 
 
 def _iterates_over(viewed: fx.Node, program: fx.Node) -> bool:

@@ -18,6 +18,7 @@ from gqc.passes.fuse_products import fuse_products
 from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
+from gqc.passes.pair_products import pair_products
 from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.report import Report
 from gqc.passes.save_masks import save_masks
@@ -65,6 +66,7 @@ PIPELINE = (
     Step("fuse_kernels", fuse_kernels),
     Step("fuse_pointwise", fuse_pointwise),
     Step("fuse_products", fuse_products),
+    Step("pair_products", pair_products),
     Step("schedule", schedule),
 )
 """The passes of gqc in running order."""

@@ -56,8 +56,8 @@ SIGNATURES = {
     "qgemm": "ppippiiiiiippiippp",
     "quantize_qgemm": "pippiiippppiiiippiippp",
     "qgemm_int8": "ppppiiiiippipiiiippp",
-    "qgemm_pointwise": "ppppiiiiipppp",
-    "quantize_qgemm_pointwise": "pipiiippppiiiiipppp",
+    "qgemm_pointwise": "ppppiiiiipppppiipppp",
+    "quantize_qgemm_pointwise": "pipiiippppiiiiipppppiipppp",
     "relu_backward": "piiipp",
     # typed_spmm
     "typed_spmm": "iipppiiippiiipp",

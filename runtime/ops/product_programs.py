@@ -1,12 +1,13 @@
 """Products of GEMM and SPMM whose result only a pointwise program reads, so that it never is in memory.
 
 ``x0`` of the program is the product, rounded to its type and reshaped to ``size`` if that is given; ``x1``, ``x2``, ...
-are ``inputs``, broadcast to its shape.
+are ``inputs``, broadcast to its shape. A second product beside that of a GEMM is ``x1``, and ``inputs`` follow it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from gqc.runtime.ops.gemm import check_product, contiguous_operands
 from gqc.runtime.ops.graph_arguments import check_floats, check_operands, operands, result_dtype
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float, check_quantize
+from gqc.runtime.ops.second_product import SCHEMA, SecondProduct
 from gqc.runtime.ops.tile_program import tile_program
 from gqc.runtime.pointwise.program import parse
 from gqc.runtime.relation import num_dst
@@ -37,9 +39,10 @@ def _qgemm_pointwise(
     seed: Tensor | None,
     program: str,
     size: Sequence[int] | None = None,
+    *second: Any,
 ) -> list[Tensor]:
     product, _ = ops.qgemm(a, a_scale, b, b_scale, False, trans_b, None, dtype)
-    return _run(product, inputs, seed, program, size)
+    return _run([product, *SecondProduct(*second).values(dtype)], inputs, seed, program, size)
 
 
 def _quantize_qgemm_pointwise(
@@ -56,9 +59,10 @@ def _quantize_qgemm_pointwise(
     inputs: Sequence[Tensor],
     program: str,
     size: Sequence[int] | None = None,
+    *second: Any,
 ) -> list[Tensor]:
     q, scale = ops.quantize(x, absmax, seed, node, bits, stochastic)
-    return [q, scale, *ops.qgemm_pointwise(q, scale, b, b_scale, trans_b, dtype, inputs, seed, program, size)]
+    return [q, scale, *ops.qgemm_pointwise(q, scale, b, b_scale, trans_b, dtype, inputs, seed, program, size, *second)]
 
 
 def _qgemm_pointwise_kernel(
@@ -72,20 +76,24 @@ def _qgemm_pointwise_kernel(
     seed: Tensor | None,
     program: str,
     size: Sequence[int] | None = None,
+    *second: Any,
 ) -> list[Tensor]:
     name = "qgemm_pointwise"
     if not kernels.on_gpu(a):
         refuse_gradient(name, a_scale, b_scale)
         check_float(name, dtype)
         m, n, k = check_product(name, a, b, False, trans_b)
-        tiles = tile_program(name, a, (m, n), inputs, seed, program, size)
-        if tiles is not None:
+        beside = SecondProduct(*second)
+        others, _kept = beside.arguments(name, (m, n))
+        tiles = tile_program(name, a, (m, n), inputs, seed, program, size, 1 + beside.exists)
+        if tiles is not None and beside.fits:
             a, b, _, trans_b = contiguous_operands(a.contiguous(), b, False, trans_b)
             first = pointer(a, torch.int8), pointer(a_scale, torch.float32)
-            second = pointer(b, torch.int8), pointer(b_scale, torch.float32)
-            kernels.run(a, name, *first, *second, m, n, k, trans_b, kernels.dtype_code(dtype), *tiles.arguments)
+            last = pointer(b, torch.int8), pointer(b_scale, torch.float32)
+            code = kernels.dtype_code(dtype)
+            kernels.run(a, name, *first, *last, m, n, k, trans_b, code, *others, *tiles.arguments)
             return tiles.outputs
-    return _qgemm_pointwise(a, a_scale, b, b_scale, trans_b, dtype, inputs, seed, program, size)
+    return _qgemm_pointwise(a, a_scale, b, b_scale, trans_b, dtype, inputs, seed, program, size, *second)
 
 
 def _quantize_qgemm_pointwise_kernel(
@@ -102,6 +110,7 @@ def _quantize_qgemm_pointwise_kernel(
     inputs: Sequence[Tensor],
     program: str,
     size: Sequence[int] | None = None,
+    *second: Any,
 ) -> list[Tensor]:
     name = "quantize_qgemm_pointwise"
     if not kernels.on_gpu(x):
@@ -110,8 +119,10 @@ def _quantize_qgemm_pointwise_kernel(
         check_float(name, dtype)
         q, scale = kernels.empty(x, x.shape, torch.int8), x.new_empty((), dtype=torch.float32)
         m, n, k = check_product(name, q, b, False, trans_b)
-        tiles = tile_program(name, x, (m, n), inputs, seed, program, size)
-        if tiles is not None:
+        beside = SecondProduct(*second)
+        others, _kept = beside.arguments(name, (m, n))
+        tiles = tile_program(name, x, (m, n), inputs, seed, program, size, 1 + beside.exists)
+        if tiles is not None and beside.fits:
             x, (q, b, _, trans_b) = x.contiguous(), contiguous_operands(q, b, False, trans_b)
             kernels.run(
                 x,
@@ -123,11 +134,11 @@ def _quantize_qgemm_pointwise_kernel(
                 ),
                 *(node, bits, stochastic, q.data_ptr(), scale.data_ptr()),
                 *(pointer(b, torch.int8), pointer(b_scale, torch.float32), m, n, k, trans_b),
-                *(kernels.dtype_code(dtype), *tiles.arguments),
+                *(kernels.dtype_code(dtype), *others, *tiles.arguments),
             )
             return [q, scale, *tiles.outputs]
     return _quantize_qgemm_pointwise(
-        x, absmax, seed, node, bits, stochastic, b, b_scale, trans_b, dtype, inputs, program, size
+        x, absmax, seed, node, bits, stochastic, b, b_scale, trans_b, dtype, inputs, program, size, *second
     )
 
 
@@ -146,7 +157,7 @@ def _qspmm_pointwise(
 ) -> list[Tensor]:
     _refuse_int8("qspmm_pointwise", program)
     product, _ = ops.qspmm(g, op, u, u_scale, e, e_scale, dtype)
-    return _run(product, inputs, seed, program, size)
+    return _run([product], inputs, seed, program, size)
 
 
 def _spmm_pointwise(
@@ -161,7 +172,7 @@ def _spmm_pointwise(
 ) -> list[Tensor]:
     _refuse_int8("spmm_pointwise", program)
     product = ops.spmm(g, op, u, e)
-    return _run(product, inputs, seed, program, size)
+    return _run([product], inputs, seed, program, size)
 
 
 def _qspmm_pointwise_kernel(
@@ -217,10 +228,14 @@ def _spmm_pointwise_kernel(
 
 
 def _run(
-    product: Tensor, inputs: Sequence[Tensor], seed: Tensor | None, program: str, size: Sequence[int] | None
+    products: list[Tensor],
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+    size: Sequence[int] | None,
 ) -> list[Tensor]:
-    x = product if size is None else product.reshape(size)
-    return ops.pointwise([x, *inputs], seed, program, x.shape)
+    computed = products if size is None else [product.reshape(size) for product in products]
+    return ops.pointwise([*computed, *inputs], seed, program, computed[0].shape)
 
 
 def _refuse_int8(name: str, program: str) -> None:
@@ -233,13 +248,14 @@ def _refuse_int8(name: str, program: str) -> None:
 
 define(
     "qgemm_pointwise(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, bool trans_b, ScalarType dtype, "
-    "Tensor[] inputs, Tensor? seed, str program, int[]? size=None) -> Tensor[]",
+    f"Tensor[] inputs, Tensor? seed, str program, int[]? size=None, {SCHEMA}) -> Tensor[]",
     kernel=_qgemm_pointwise_kernel,
     fake=_qgemm_pointwise,
 )
 define(
     "quantize_qgemm_pointwise(Tensor x, Tensor? absmax, Tensor? seed, int node, int bits, bool stochastic, Tensor b, "
-    "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program, int[]? size=None) -> Tensor[]",
+    "Tensor b_scale, bool trans_b, ScalarType dtype, Tensor[] inputs, str program, int[]? size=None, "
+    f"{SCHEMA}) -> Tensor[]",
     kernel=_quantize_qgemm_pointwise_kernel,
     fake=_quantize_qgemm_pointwise,
 )

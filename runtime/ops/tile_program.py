@@ -17,7 +17,7 @@ from gqc.runtime.pointwise.code import addresses, code_for
 
 
 class TileProgram(NamedTuple):
-    """A program on a product that only it reads.
+    """A program on products that only it reads.
 
     Attributes:
         outputs: its results, as ``torch.ops.gqc.pointwise`` gives them.
@@ -38,8 +38,9 @@ def tile_program(
     seed: Tensor | None,
     program: str,
     size: Sequence[int] | None,
+    products: int = 1,
 ) -> TileProgram | None:
-    """A program whose input 0 is a product of the shape ``product``, reshaped to ``size``, and outputs for it.
+    """A program whose first inputs are products of the shape ``product``, reshaped to ``size``, and outputs for it.
 
     Returns:
         The program; ``None`` where there is nothing to compute, or a row of the product is no whole number of rows of
@@ -50,7 +51,7 @@ def tile_program(
     """
     refuse_gradient(name, *inputs)
     size = tuple(product) if size is None else _whole(name, prod(product), size)
-    code = code_for(program, tuple((x.dtype, tuple(x.shape)) for x in inputs), size, True)
+    code = code_for(program, tuple((x.dtype, tuple(x.shape)) for x in inputs), size, products)
     if code.draws and (seed is None or seed.numel() != 2):
         raise KernelError(f"gqc.{name}: the program draws random numbers and needs a seed, [number drawn, step]")
     if code.empty or prod(product[1:]) % prod(size[1:]):

@@ -56,23 +56,22 @@ class Code(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def code_for(
-    text: str, inputs: tuple[tuple[torch.dtype, Shape], ...], size: Shape | None, computed: bool = False
-) -> Code:
+def code_for(text: str, inputs: tuple[tuple[torch.dtype, Shape], ...], size: Shape | None, computed: int = 0) -> Code:
     """Translate a program.
 
     Args:
         text: the program.
         inputs: type and shape of each input.
         size: of the iteration; ``None``: that to which the inputs broadcast, packed masks aside.
-        computed: the kernel computes input 0, which has the size of the iteration; ``inputs`` are those after it.
+        computed: how many inputs the kernel computes, which have the size of the iteration; ``inputs`` are those after
+            them.
 
     Raises:
         KernelError: naming the input that does not fit.
     """
     program = parse(text)
-    if computed and size is not None:
-        inputs = ((torch.float32, size), *inputs)
+    if size is not None:
+        inputs = (*[(torch.float32, size)] * computed, *inputs)
     shapes = [None if dtype is torch.uint8 else shape for dtype, shape in inputs]
     size = iteration_size(shapes) if size is None else size
     check_inputs(program, [dtype for dtype, _ in inputs], [shape for _, shape in inputs], size)
@@ -80,8 +79,7 @@ def code_for(
     slots, constants, temporaries = _slots(program, len(inputs))
     numbers = [*dims, len(inputs), len(constants), temporaries, len(program.instructions), len(program.outputs)]
     types = [INPUT_DTYPES[dtype] for dtype, _ in inputs]
-    if computed:
-        types[0] = COMPUTED
+    types[:computed] = [COMPUTED] * computed
     for code, stride in zip(types, strides, strict=True):
         numbers += [code, *stride]
     numbers += [_bits(number) for number in constants]

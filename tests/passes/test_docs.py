@@ -87,6 +87,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise", "fuse_products")}),
     "fuse_pointwise": (gcn, {}),
     "fuse_products": (gcn, {}),
+    "pair_products": (sage, {}),
     "schedule": (MODELS["rgcn"], {}),
 }
 """Model and policy that show a pass; what the pass does to it is in the page."""

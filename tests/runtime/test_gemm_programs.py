@@ -26,6 +26,12 @@ INT8 = (
     "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = le(v1, 0.0); "
     "return int8(v2, 3, 8, 1), bits(v3), absmax(v1), float32(v1), int8(v0, 4, 5, 0), float32(sum(v2, 0))"
 )
+PAIR = "v0 = add(x1, x0); v1 = mul(v0, x2); v2 = add(v1, x3); return float32(v2), bfloat16(x1), float32(sum(v2, 0))"
+PAIR_INT8 = (
+    "v0 = mul(x1, x2); v1 = add(v0, x0); v2 = relu(v1); v3 = le(v2, 0.0); "
+    "return int8(v2, 3, 8, 1), bits(v3), float32(x1), int8(x1, 6, 8, 0), float32(sum(v1, 0))"
+)
+"""Of two products, x0 and x1."""
 SUM = {FLOATS: 7, INT8: 7}
 """Which result is added up in another order; an int8 result is two."""
 SHAPES = [(1, 1, 1), (45, 40, 100), (131, 47, 130), (70, 130, 64), (33, 16, 602), (600, 5, 3), (40, 8, 0)]
@@ -33,6 +39,16 @@ SHAPES = [(1, 1, 1), (45, 40, 100), (131, 47, 130), (70, 130, 64), (33, 16, 602)
 
 def int8(*shape: int) -> Tensor:
     return torch.randint(-127, 128, shape, dtype=torch.int8)
+
+
+def second_of(m: int, n: int, k: int, trans_b: bool, bias: Tensor | None) -> tuple[Any, ...]:
+    """A second product, as the ops with a program take it behind the size."""
+    return int8(m, k), torch.rand(()), int8(n, k) if trans_b else int8(k, n), torch.rand(()), trans_b, bias
+
+
+def product_of(second: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    *operands, trans_b, bias = second
+    return gqc.qgemm(*operands, False, trans_b, bias, dtype)[0]
 
 
 def inputs_of(m: int, n: int) -> list[Tensor]:
@@ -79,6 +95,25 @@ def test_product_of_what_it_quantizes_and_program(isa: str, program: str) -> Non
         assert torch.equal(q_scale, want[1])
         product, _ = gqc.qgemm(q, q_scale, b, scale, False, trans_b, None, dtype)
         assert_same(got, composed(product, inputs, program), SUM[program])
+
+
+@pytest.mark.parametrize("program", [PAIR, PAIR_INT8])
+def test_two_products_and_program(isa: str, program: str) -> None:
+    contracted = (1, 130, 64, 7, 40, 0, 33)
+    for i, ((m, n, k), k2) in enumerate(zip(SHAPES, contracted, strict=True)):
+        trans_b, dtype, inputs = bool(i % 2), DTYPES[i % 3], inputs_of(m, n)
+        second = second_of(m, n, k2, i % 3 == 1, torch.randn(n).to(DTYPES[i // 2 % 3]) if i % 3 else None)
+        weight = (int8(n, k) if trans_b else int8(k, n), torch.rand(()), trans_b, dtype)
+        a, scale, x = int8(m, k), torch.rand(()), torch.randn(m, k)
+        product, _ = gqc.qgemm(a, scale, *weight[:2], False, trans_b, None, dtype)
+        got = gqc.qgemm_pointwise(a, scale, *weight, inputs, SEED, program, None, *second)
+        beside = [product_of(second, dtype), *inputs]
+        assert_same(got, composed(product, beside, program), len(got) - 1)
+        q, scale, *got = gqc.quantize_qgemm_pointwise(
+            x, None, SEED, 11, 8, True, *weight, inputs, program, None, *second
+        )
+        product, _ = gqc.qgemm(q, scale, *weight[:2], False, trans_b, None, dtype)
+        assert_same(got, composed(product, beside, program), len(got) - 1)
 
 
 def test_program_that_looks_at_heads(isa: str) -> None:
@@ -174,6 +209,11 @@ def test_the_longest_contraction() -> None:
     )
     product, _ = gqc.qgemm(q, scale, *operands[2:], False, True, None, torch.float32)
     assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+    short, long = second_of(m, n, 5, True, None), (*operands, True, None)
+    for first, second in ((operands, short), (short[:4], long)):
+        got = gqc.qgemm_pointwise(*first, True, torch.float32, inputs, SEED, PAIR, None, *second)
+        product, _ = gqc.qgemm(*first, False, True, None, torch.float32)
+        assert_same(got, composed(product, [product_of(second, torch.float32), *inputs], PAIR), 2)
 
 
 def test_what_does_not_fit_is_named() -> None:
@@ -184,6 +224,13 @@ def test_what_does_not_fit_is_named() -> None:
         gqc.qgemm_pointwise(
             *operands, False, torch.float32, [torch.rand(7)], None, "v0 = mul(x0, x1); return float32(v0)"
         )
+    for second, wrong in (
+        ((int8(4, 5),), "a2 comes without a2_scale, b2 or b2_scale"),
+        (second_of(4, 7, 3, False, None), r"the second product is \(4, 7\) and the first \(4, 6\)"),
+        (second_of(4, 6, 3, False, torch.rand(5)), "do not fit together"),
+    ):
+        with pytest.raises(KernelError, match=wrong):
+            gqc.qgemm_pointwise(*operands, False, torch.float32, [], None, "return float32(x1)", None, *second)
     with pytest.raises(KernelError, match="needs a seed"):
         gqc.qgemm_pointwise(*operands, False, torch.float32, [], None, "return int8(x0, 1, 8, 1)")
 
@@ -198,4 +245,16 @@ def test_opcheck(program: str) -> None:
     torch.library.opcheck(
         gqc.quantize_qgemm_pointwise.default,
         (x, None, SEED, 1, 8, True, b, scale, False, torch.float32, inputs, program),
+    )
+
+
+def test_opcheck_of_two_products() -> None:
+    m, n, k = 10, 6, 8
+    rest = (int8(k, n), torch.rand(()), False, torch.float32, inputs_of(m, n))
+    second = second_of(m, n, 5, True, torch.rand(n))
+    torch.library.opcheck(
+        gqc.qgemm_pointwise.default, (int8(m, k), torch.rand(()), *rest, SEED, PAIR_INT8, None, *second)
+    )
+    torch.library.opcheck(
+        gqc.quantize_qgemm_pointwise.default, (torch.randn(m, k), None, SEED, 1, 8, True, *rest, PAIR, None, *second)
     )

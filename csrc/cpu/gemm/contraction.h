@@ -60,7 +60,7 @@ Error write_sums(Shape shape, const Division& division, const int64_t* wide, con
         for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
             const Panel panel(n, j0);
             with_vectors(panel.vectors, [&](auto vectors) {
-                finish_panel<Output, vectors>(
+                finish_panel<Output::kCollects, Output::kFindsLargest, vectors>(
                     {i0, count, j0, panel.columns}, epilogue, n, worker.values() + j0, &seen, [&](int64_t r, int v) {
                         const int64_t j = v * kLanes, rest = panel.columns - j < kLanes ? panel.columns - j : kLanes;
                         const int64_t* sums = wide + (i0 + r) * n + j0 + j;

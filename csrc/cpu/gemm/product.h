@@ -36,6 +36,7 @@ class Product {
     bool ok() const { return bias_.ok() && wide_.ok(); }
     const Shape& shape() const { return shape_; }
     const Division& division() const { return division_; }
+    const Factor& right() const { return right_; }
     bool by_rows() const { return !trans_a_ && shape_.k <= kExactProducts; }
 
     // a: [m, k], or [k, m] where trans_a. Call it before write, unless the product is by rows.
@@ -51,10 +52,14 @@ class Product {
     // by rows.
     template <typename Rows, typename Output>
     Error write(const Rows& rows, const Output& output, uint32_t* largest = nullptr) const {
-        const Epilogue epilogue{*finish_.a_scale * *finish_.b_scale, finish_.bias ? bias_.get() : nullptr,
-                                finish_.row_scale, finish_.relu};
-        if (by_rows()) return gemm_by_rows(threads_, shape_, division_, rows, right_, epilogue, output, largest);
-        return write_sums(shape_, division_, wide_.get(), epilogue, output, largest);
+        if (by_rows()) return gemm_by_rows(threads_, shape_, division_, rows, right_, epilogue(), output, largest);
+        return write_sums(shape_, division_, wide_.get(), epilogue(), output, largest);
+    }
+
+    // Call it when the scales are known.
+    Epilogue epilogue() const {
+        return {*finish_.a_scale * *finish_.b_scale, finish_.bias ? bias_.get() : nullptr, finish_.row_scale,
+                finish_.relu};
     }
 
   private:

@@ -1,16 +1,18 @@
-// Hands the rows of a product to a pointwise program: the product itself is never in memory.
+// Hands the rows of a product, or of two, to a pointwise program: the products themselves are never in memory.
 #pragma once
 
 #include "cpu/gemm/output.h"
+#include "cpu/gemm/second_product.h"
 #include "cpu/pointwise/program.h"
 
 namespace gqc::GQC_ISA {
 
-// Input 0 of the program are the values rounded to `dtype`.
+// Input 0 of the program are the values rounded to `dtype`, input 1 likewise those of the second product, if it exists.
 struct ProgramOutput {
     static constexpr bool kCollects = true, kFindsLargest = false;
 
     const Program& program;
+    const SecondProduct& second;
     int64_t n;
     int64_t dtype;
     int64_t chunk_rows;
@@ -18,23 +20,33 @@ struct ProgramOutput {
 
     class Worker {
       public:
-        Worker(const ProgramOutput& output, int64_t) : output_(output), worker_(output.program, output.first_look) {}
+        Worker(const ProgramOutput& output, int64_t block_rows)
+            : output_(output), worker_(output.program, output.first_look), second_(output.second, block_rows) {}
         ~Worker() {
             if (ok()) worker_.merge();
         }
-        bool ok() const { return worker_.ok(); }
+        bool ok() const { return worker_.ok() && second_.ok(); }
         float* values() const { return worker_.computed(); }
 
         void complete(int64_t i0, int64_t count) {
             const int64_t elements = count * output_.n;
-            if (output_.dtype == kBfloat16) round_all<bfloat16>(values(), elements);
-            if (output_.dtype == kFloat16) round_all<float16>(values(), elements);
+            round(values(), elements);
+            if (output_.second.exists()) {
+                second_.multiply(i0, count, worker_.computed(1));
+                round(worker_.computed(1), elements);
+            }
             worker_.run(i0 * output_.n, elements, i0 / output_.chunk_rows);
         }
 
       private:
+        void round(float* values, int64_t count) const {
+            if (output_.dtype == kBfloat16) round_all<bfloat16>(values, count);
+            if (output_.dtype == kFloat16) round_all<float16>(values, count);
+        }
+
         const ProgramOutput& output_;
         Program::Worker worker_;
+        SecondProduct::Worker second_;
     };
 };
 

@@ -5,7 +5,7 @@
 
 #include "cpu/gemm/division.h"
 #include "cpu/gemm/left.h"
-#include "cpu/gemm/values.h"
+#include "cpu/gemm/row_block.h"
 
 namespace gqc::GQC_ISA {
 
@@ -29,29 +29,17 @@ Error gemm_by_rows(int64_t threads, Shape shape, const Division& division, const
         typename Rows::Worker rows(left, division.block_rows);
         typename Output::Worker worker(output, division.block_rows);
         LeftBlock block(division.block_rows, k);
-        alignas(64) uint32_t sums[kStripRows][kColumns];
         Largest seen;
         ok = rows.ok() && worker.ok() && block.ok();
-        const auto multiply_block = [&](int64_t i0, int64_t count) {
+        const auto multiply = [&](int64_t i0, int64_t count) {
             block.load(rows.read(i0, count), count);
-            for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
-                const Panel panel(n, j0);
-                with_vectors(panel.vectors, [&](auto vectors) {
-                    for (int64_t r = 0; r < count; r += kStripRows) {
-                        const Piece piece{i0 + r, count - r < kStripRows ? count - r : kStripRows, j0, panel.columns};
-                        block.template multiply<vectors>(packed, j0, r, piece.rows, sums);
-                        finish_panel<Output, vectors>(
-                            piece, epilogue, n, worker.values() + r * n + j0, &seen, [&](int64_t row, int v) {
-                                return __builtin_convertvector((Ints)load_sums(sums[row] + v * kLanes), Floats);
-                            });
-                    }
-                });
-            }
+            multiply_block<Output::kCollects, Output::kFindsLargest>(block, packed, n, epilogue, i0, count,
+                                                                     worker.values(), &seen);
             worker.complete(i0, count);
         };
 #pragma omp for schedule(static)
         for (int64_t c = 0; c < division.chunks(); ++c) {
-            if (ok) division.blocks_of(c, multiply_block);
+            if (ok) division.blocks_of(c, multiply);
         }
         found = seen.over_lanes();
     }

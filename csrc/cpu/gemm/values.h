@@ -55,15 +55,14 @@ inline void finish_panel(const Piece piece, const Epilogue epilogue, int64_t n, 
     *largest = seen;
 }
 
-// For what an output wants.
-template <typename Output, int vectors, typename SumOf>
+// For panels that fill their vectors and for those that do not.
+template <bool collects, bool finds_largest, int vectors, typename SumOf>
 inline void finish_panel(const Piece& piece, const Epilogue& epilogue, int64_t n, float* values, Largest* largest,
                          const SumOf& sum_of) {
-    constexpr bool kCollects = Output::kCollects, kFinds = Output::kFindsLargest;
     if (piece.columns == vectors * kLanes)
-        finish_panel<kCollects, kFinds, true, vectors>(piece, epilogue, n, values, largest, sum_of);
+        finish_panel<collects, finds_largest, true, vectors>(piece, epilogue, n, values, largest, sum_of);
     else
-        finish_panel<kCollects, kFinds, false, vectors>(piece, epilogue, n, values, largest, sum_of);
+        finish_panel<collects, finds_largest, false, vectors>(piece, epilogue, n, values, largest, sum_of);
 }
 
 }  // namespace gqc::GQC_ISA

@@ -81,9 +81,9 @@ struct Loader {
     int64_t phase = -1, filled = 0;  // where in a row the last tile started, and its length
 
     // Points the slots of the inputs i for which is_needed(i) to their elements of the tile; `computed` are those of
-    // a computed one.
+    // input 0 if it is computed, `stride` behind them those of the next.
     template <typename IsNeeded>
-    void load(const Tile& tile, float* computed, const IsNeeded& is_needed) {
+    void load(const Tile& tile, float* computed, int64_t stride, const IsNeeded& is_needed) {
         const bool again = tile.first % plan.row() == phase && tile.count <= filled;
         phase = tile.first % plan.row();
         filled = tile.count;
@@ -92,7 +92,7 @@ struct Loader {
             const Input& input = plan.input[i];
             float* const buffer = buffers + i * capacity;
             if (input.type == Type::computed) {
-                tile.slots[i] = computed;
+                tile.slots[i] = computed + i * stride;
                 continue;
             }
             const void* const from_tensor = *next++;

@@ -60,7 +60,7 @@ inline bool is_known(Op op) {
     return op >= Op::add && op <= Op::drop;
 }
 
-// INPUT_DTYPES and COMPUTED of runtime/pointwise/code.py. A computed input, which only input 0 can be, has no tensor.
+// INPUT_DTYPES and COMPUTED of runtime/pointwise/code.py. Computed inputs, the first if there are any, have no tensor.
 enum class Type : int64_t { float32, bfloat16, float16, boolean, bits, computed };
 
 enum class Form : int64_t { float32, bfloat16, float16, boolean, bits, absmax, int8 };  // DTYPES
@@ -121,6 +121,11 @@ struct Plan {
     int64_t size() const { return axes[0] * axes[1] * axes[2]; }
     int64_t row() const { return axes[1] * axes[2]; }
     int64_t slots() const { return inputs + constants + temporaries; }
+    int64_t computed() const {
+        int64_t count = 0;
+        while (count < inputs && input[count].type == Type::computed) ++count;
+        return count;
+    }
     bool has(Form form) const {
         for (int64_t i = 0; i < results; ++i)
             if (result[i].form == form) return true;

@@ -1,6 +1,7 @@
 // A program that is interpreted tile by tile: the values of a tile stay in the cache between instructions, and what it
 // costs to look at an instruction is shared by a thousand elements. A kernel that computes a matrix can hand over each
-// tile of it as the program's input 0 (Type::computed), so that the matrix itself is never written.
+// tile of it as the program's input 0 (Type::computed), so that the matrix itself is never written; further matrices as
+// input 1 and so on.
 //
 //     Program program(numbers, inputs, outputs, seed, most, chunks);
 //     if (const Error error = program.error()) return error;
@@ -39,7 +40,7 @@ inline int64_t tile_elements(const Plan& plan) {
 
 class Program {
   public:
-    // numbers: see plan.h. inputs: addresses of tensors, a computed one left out; outputs: likewise, that of an int8
+    // numbers: see plan.h. inputs: addresses of tensors, computed ones left out; outputs: likewise, that of an int8
     // output's scale after it. seed: two int64, or null where nothing draws random numbers. most: elements of a tile
     // that a caller computes, 0 if it computes none. chunks: how many parts of the iteration have sums of their own
     // over the first axis; these are added up in order, so they must not depend on the number of threads.
@@ -81,6 +82,9 @@ class Program {
     // Whether all tiles are computed twice: the scale of an int8 result must be known before its elements are.
     bool looks_twice() const { return plan_.has(Form::int8); }
 
+    // How many inputs the caller computes.
+    int64_t computed() const { return plan_.computed(); }
+
     // Writes the scales.
     void begin_second_look() {
         for (int64_t i = 0; i < plan_.results; ++i) {
@@ -103,7 +107,7 @@ class Program {
             : program_(program),
               first_look_(first_look),
               buffers_((program.plan_.slots() + 1) * padded(program.tile_)),
-              computed_(program.most_),
+              computed_(program.most_ * program.computed()),
               slots_(program.plan_.slots()),
               largest_(program.plan_.results),
               loader_{program.plan_, program.inputs_, buffers_.get(), padded(program.tile_)},
@@ -123,8 +127,8 @@ class Program {
 
         bool ok() const { return buffers_.ok() && computed_.ok() && slots_.ok() && largest_.ok(); }
 
-        // Where the caller puts the elements of input 0 before it calls run().
-        float* computed() const { return computed_.get(); }
+        // Where the caller puts the elements of a computed input before it calls run().
+        float* computed(int64_t input = 0) const { return computed_.get() + input * program_.most_; }
 
         // Elements first .. first + count of the iteration; first is a multiple of 8 and the start of a row where the
         // program repeats or sums one.
@@ -164,7 +168,7 @@ class Program {
             const auto needed = [&](int64_t i) { return is_needed(i); };
             int64_t part = 0;
             const auto step = [&] { loader_.ask_for_next(tile, part++, parts_, needed); };
-            loader_.load(tile, computed_.get() + at, needed);
+            loader_.load(tile, computed_.get() + at, program_.most_, needed);
             for (int64_t i = 0; i < plan.instructions; ++i) {
                 if (!is_needed(plan.inputs + i)) continue;
                 step();
