@@ -62,8 +62,7 @@ def fuse_products(joint: JointGraph, policy: Policy) -> Report:
     if joint.device.type != "cpu":
         return report
     fusion = _Fusion(joint, report, sides(joint))
-    gemms = sorted(_calls(joint, GEMM), key=lambda n: not _can_quantize(n))  # of two that a program reads, these
-    for node in (*gemms, *_calls(joint, QSPMM), *_calls(joint, SPMM)):
+    for node in (*sorted(_calls(joint, GEMM), key=_rank), *_calls(joint, QSPMM), *_calls(joint, SPMM)):
         fusion.finish(node)
     for node in _calls(joint, QUANTIZE):
         fusion.read_floats(node)
@@ -388,6 +387,11 @@ class _Text:
 def _can_run_programs(product: fx.Node) -> bool:
     given = by_name(product)
     return not given["trans_a"] if product.target is GEMM else given["op"] in _SUMS and given["rows"] is None
+
+
+def _rank(gemm: fx.Node) -> tuple[bool, bool]:
+    """Which of two products takes the program that reads both: it may quantize, and the other one has a bias."""
+    return not _can_quantize(gemm), by_name(gemm)["bias"] is not None
 
 
 def _can_quantize(gemm: fx.Node) -> bool:

@@ -59,6 +59,18 @@ def test_quantizes_the_first_operand_and_reads_the_second() -> None:
     assert by_name(fused)["bias2"] is not None
 
 
+def test_the_product_with_a_bias_is_the_second() -> None:
+    def function(seed, x, v, y, w, bias, factor):
+        first, _ = product(seed, x, v, bias)
+        second, _ = product(seed, y, w)
+        return program(seed, ADDED, first, second, factor)
+
+    graph, _ = pair(function, *operands())
+    (fused,) = (n for n in graph.graph.nodes if n.target is ops.qgemm_pointwise.default)
+    assert by_name(fused)["bias2"] is not None
+    assert "biased" not in by_name(fused)["program"]
+
+
 @pytest.mark.parametrize("case", ["read twice", "its absmax is read", "too long"])
 def test_stays_apart(case: str) -> None:
     def function(seed, x, v, y, w, bias, factor):
