@@ -87,6 +87,16 @@ def _dgl_gat(inputs: int, outputs: int, is_last: bool) -> nn.Module:
     return dglnn.GATConv(inputs, outputs // heads, heads, attn_drop=0.2)
 
 
+def _dgl_gatv2(inputs: int, outputs: int, is_last: bool) -> nn.Module:
+    heads = 1 if is_last else HEADS
+    return dglnn.GATv2Conv(inputs, outputs // heads, heads, attn_drop=0.2)
+
+
+def _dgl_dotgat(inputs: int, outputs: int, is_last: bool) -> nn.Module:
+    heads = 1 if is_last else HEADS
+    return dglnn.DotGatConv(inputs, outputs // heads, heads)
+
+
 def _pyg(name: str) -> Callable[..., nn.Module]:
     def make(*args: object, **kwargs: object) -> nn.Module:
         import torch_geometric.nn as pyg  # optional
@@ -101,6 +111,17 @@ def _pyg_gat(inputs: int, outputs: int, is_last: bool) -> nn.Module:
     return _pyg("GATConv")(inputs, outputs // heads, heads, dropout=0.2, add_self_loops=False)
 
 
+def _pyg_gatv2(inputs: int, outputs: int, is_last: bool) -> nn.Module:
+    heads = 1 if is_last else HEADS
+    return _pyg("GATv2Conv")(inputs, outputs // heads, heads, dropout=0.2, add_self_loops=False)
+
+
+def _pyg_transformer(inputs: int, outputs: int, is_last: bool) -> nn.Module:
+    """Dot-product attention as well, but keys, queries and values have matrices of their own."""
+    heads = 1 if is_last else HEADS
+    return _pyg("TransformerConv")(inputs, outputs // heads, heads, root_weight=False)
+
+
 ARCHITECTURES = {
     "gcn": Architecture(
         lambda i, o, _: dglnn.GraphConv(i, o),
@@ -108,6 +129,8 @@ ARCHITECTURES = {
         self_loops=True,
     ),
     "gat": Architecture(_dgl_gat, _pyg_gat, self_loops=True),
+    "gatv2": Architecture(_dgl_gatv2, _pyg_gatv2, self_loops=True),
+    "dotgat": Architecture(_dgl_dotgat, _pyg_transformer, self_loops=True),
     "sage": Architecture(lambda i, o, _: dglnn.SAGEConv(i, o, "mean"), lambda i, o, _: _pyg("SAGEConv")(i, o)),
     "gin": Architecture(lambda i, o, _: dglnn.GINConv(_mlp(i, o), "sum"), lambda i, o, _: _pyg("GINConv")(_mlp(i, o))),
     "rgcn": Architecture(

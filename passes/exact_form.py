@@ -111,6 +111,29 @@ def _gat_bwd(
     return ops.gat_bwd(g, el, er, max, sum, u, None, grad, None, *options)
 
 
+def _attend(
+    g: list[Tensor], k: Tensor, q: Tensor, a: Tensor | None, factor: float, u: Values, _: Any, *options: Any
+) -> Any:
+    return ops.attend(g, k, q, a, factor, u, None, *options)
+
+
+def _attend_bwd(
+    g: list[Tensor],
+    k: Tensor,
+    q: Tensor,
+    a: Tensor | None,
+    factor: float,
+    max: Tensor,
+    sum: Tensor,
+    u: Values,
+    _: Any,
+    grad: Values,
+    __: Any,
+    *options: Any,
+) -> Any:
+    return ops.attend_bwd(g, k, q, a, factor, max, sum, u, None, grad, None, *options)
+
+
 def _pointwise(inputs: list[Tensor], seed: Tensor | None, program: str, size: list[int] | None = None) -> list[Tensor]:
     return pointwise.pointwise(inputs, seed, program, size, _UNROUNDED)
 
@@ -256,6 +279,8 @@ EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qtyped_spmm_bwd_b.default: _typed_spmm_bwd_b,
     ops.gat.default: _gat,
     ops.gat_bwd.default: _gat_bwd,
+    ops.attend.default: _attend,
+    ops.attend_bwd.default: _attend_bwd,
     ops.dequantize.default: _dequantize,
     ops.pointwise.default: _pointwise,
     **{op: around.exact_form for op, around in AROUND_PRODUCT.items()},

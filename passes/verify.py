@@ -17,7 +17,7 @@ from gqc.passes.nodes import by_name, mutates, source
 from gqc.passes.primitive import KINDS, MOST_PACKED_BITS, mark, ops
 
 _INT4_FORMS = (ops.qgemm_int4.default, ops.qspmm_int4.default, ops.qsddmm_int4.default)
-_ATTENTION = (ops.gat.default, ops.gat_bwd.default)
+_ATTENTION = (ops.gat.default, ops.gat_bwd.default, ops.attend.default, ops.attend_bwd.default)
 _FUSED_GEMM = (ops.qgemm_epilogue.default, ops.quantize_qgemm.default, ops.qgemm_int8.default)
 _GEMM_PROGRAMS = (ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default)
 _INT8_GEMM = (ops.qgemm.default, *_FUSED_GEMM, *_GEMM_PROGRAMS)

@@ -40,6 +40,8 @@ SIGNATURES = {
     "edge_softmax_bwd": "iiippppip",
     "gat": "iiipppppppiifpiifpppp",
     "gat_bwd": "iiiippppppppppppppiifpiifppppp",
+    "attend": "iippppppfippiipiifpppp",
+    "attend_bwd": "iiipppppppppfippppppiipiifpppppp",
     # quantize
     "absmax": "piip",
     "quantize": "piippiiipp",

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4
+from gqc.runtime.reference.attend import attend, attend_bwd
 from gqc.runtime.reference.compress_rows import compress_rows, decompress_rows
 from gqc.runtime.reference.dropout import dropout, dropout_backward
 from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
@@ -103,6 +104,21 @@ def _gat(x: _Inputs) -> Pairs:
         *zip(x.ops.gat(x.g, el, er, u, u_scale, *options), out, strict=True),
         *zip(x.ops.gat_bwd(*backward), gat_bwd(*backward), strict=True),
     ]
+
+
+def _attend(x: _Inputs) -> Pairs:
+    of_sources, of_targets = (y.view(-1, 3, _WIDTH // 3) for y in (x.u, x.v))
+    features = (*x.int8(of_sources), *x.int8(of_targets))
+    options = (0.4, x.seed, 9, torch.float32)
+    pairs: Pairs = []
+    for a in (None, x.random(3, _WIDTH // 3)):
+        score = (of_sources, of_targets, a, 0.2)
+        forward = (x.g, *score, *features[:2], *options)
+        out = attend(*forward)
+        backward = (x.g, *score, *out[2:], *features, *options)
+        pairs += zip(x.ops.attend(*forward), out, strict=True)
+        pairs += zip(x.ops.attend_bwd(*backward), attend_bwd(*backward), strict=True)
+    return pairs
 
 
 def _typed_mm(x: _Inputs) -> Pairs:
@@ -232,6 +248,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "sddmm": _sddmm,
     "edge_softmax": _edge_softmax,
     "gat": _gat,
+    "attend": _attend,
     "segment_mm": _typed_mm,
     "typed_spmm": _typed_spmm,
     "quantize": _quantize,

@@ -1,6 +1,7 @@
 """Importing this package registers every ``torch.ops.gqc`` operator, one family a module."""
 
 from gqc.runtime.ops import (
+    attend,
     compress_rows,
     dropout,
     edge_softmax,
@@ -23,6 +24,7 @@ from gqc.runtime.ops import (
 )
 
 __all__ = [
+    "attend",
     "compress_rows",
     "dropout",
     "edge_softmax",

@@ -43,12 +43,10 @@ def gat(
     """
     src, dst = g[SRC].long(), g[DST].long()
     e = torch.nn.functional.leaky_relu(el[src] + er[dst], slope)
-    largest = er.new_zeros(er.shape).scatter_reduce(0, _rows(dst, e), e, "amax", include_self=False)
-    weight = (e - largest[dst]).exp()
-    total = er.new_zeros(er.shape).index_add(0, dst, weight)
-    kept = weight / total[dst] * _mask(e, p, seed, node)
+    largest, total = softmax_statistics(g, e)
+    kept = (e - largest[dst]).exp() / total[dst] * attention_mask(e, p, seed, node)
     out = er.new_zeros(num_dst(g), *u.shape[1:]).index_add(0, dst, kept.unsqueeze(-1) * _wide(u, er)[src])
-    return *_scaled(out, u_scale, dtype), largest, total
+    return *rounded_with_absmax(out, u_scale, dtype), largest, total
 
 
 def gat_bwd(
@@ -80,7 +78,7 @@ def gat_bwd(
     src, dst = g[SRC].long(), g[DST].long()
     logits = el[src] + er[dst]
     a = (torch.nn.functional.leaky_relu(logits, slope) - max[dst]).exp() / sum[dst]
-    mask = _mask(a, p, seed, node)
+    mask = attention_mask(a, p, seed, node)
     d_u = el.new_zeros(num_src(g), *u.shape[1:]).index_add(0, src, (a * mask).unsqueeze(-1) * _wide(grad, el)[dst])
     d_a = (_wide(u, el)[src] * _wide(grad, el)[dst]).sum(-1) * mask
     for scale in (u_scale, grad_scale):
@@ -88,24 +86,29 @@ def gat_bwd(
     subtracted = er.new_zeros(er.shape).index_add(0, dst, a * d_a)
     d_logits = a * (d_a - subtracted[dst]) * torch.where(logits > 0, 1.0, slope)
     d_el, d_er = (x.new_zeros(x.shape).index_add(0, end, d_logits) for x, end in ((el, src), (er, dst)))
-    return *_scaled(d_u, grad_scale, dtype), d_el, d_er
+    return *rounded_with_absmax(d_u, grad_scale, dtype), d_el, d_er
 
 
-def _rows(index: Tensor, like: Tensor) -> Tensor:
-    return index.unsqueeze(-1).expand_as(like)
+def softmax_statistics(g: Sequence[Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest logit and sum of ``exp(logit - largest)`` of each destination, ``[Nd, H]``, of logits ``[E, H]``."""
+    dst, nothing = g[DST].long(), logits.new_zeros(num_dst(g), logits.shape[1])
+    largest = nothing.scatter_reduce(0, dst.unsqueeze(-1).expand_as(logits), logits, "amax", include_self=False)
+    return largest, nothing.index_add(0, dst, (logits - largest[dst]).exp())
 
 
 def _wide(x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.dtype)
 
 
-def _mask(a: Tensor, p: float, seed: Tensor | None, node: int) -> Tensor:
+def attention_mask(a: Tensor, p: float, seed: Tensor | None, node: int) -> Tensor:
+    """What dropout multiplies attention ``[E, H]`` with."""
     if not p or seed is None:
         return torch.ones_like(a)
-    kept = random_bits(a.numel(), seed, node) >= round(p * 65536)
+    kept = random_bits(a.numel(), seed, node).to(a.device) >= round(p * 65536)
     return torch.where(kept.view(a.shape), 1 / (1 - p) if p < 1 else 0.0, 0.0).to(a.dtype)
 
 
-def _scaled(out: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rounded_with_absmax(out: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``out`` times a scale in ``dtype``, and its absmax."""
     out = (out if scale is None else out * scale).to(dtype)
     return out, out.float().abs().amax() if out.numel() else torch.zeros(())

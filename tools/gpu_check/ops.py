@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime.reference import attend as attend_reference
 from gqc.runtime.reference import edge_softmax as softmax_reference
 from gqc.runtime.reference import gat as gat_reference
 from gqc.runtime.reference import sddmm as sddmm_reference
@@ -288,6 +289,22 @@ def _gat(x: Inputs) -> Iterator[Case]:
                     yield Case(label, "gat_bwd", arguments, False, gat_reference.gat_bwd)
 
 
+def _attend(x: Inputs) -> Iterator[Case]:
+    """On a GPU the reference runs, in float32."""
+    for g in x.graphs:
+        for heads, width, p in ((4, 12, 0.6), (1, 47, 0.0)):
+            u, grad = (x.sources, heads, width), (x.targets, heads, width)
+            sides = x.int8(*u), x.int8(*grad)
+            for kind, a in (("dot products", None), ("with a vector", x.floats(heads, width))):
+                score = (x.floats(*u), x.floats(*grad), a, 0.2)
+                label = f"{heads} x {width} {kind}, p = {p}, {g[0].dtype}"
+                arguments = (g, *score, *sides[0], p, x.seed, 7, FLOAT)
+                yield Case(label, "attend", arguments, False, attend_reference.attend)
+                softmax = gqc_ops.attend(*arguments)[2:]
+                arguments = (g, *score, *softmax, *sides[0], *sides[1], p, x.seed, 7, FLOAT)
+                yield Case(label, "attend_bwd", arguments, False, attend_reference.attend_bwd)
+
+
 FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "quantize": _quantize,
     "pack_bits": _pack_bits,
@@ -301,6 +318,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "sddmm": _sddmm,
     "edge_softmax": _edge_softmax,
     "gat": _gat,
+    "attend": _attend,
 }
 """The cases of each family of ops by name."""
 

@@ -55,10 +55,12 @@ inline Ints lane_numbers() {
 // Which lanes of a vector hold values: all, or the first ones of a run's last vector.
 struct AllLanes {
     Floats or_else(Floats x, float) const { return x; }
+    void put_first(float* to, Floats x) const { put(to, x); }
 };
 struct FirstLanes {
     Ints are;
     Floats or_else(Floats x, float filler) const { return are ? x : broadcast<kWidest>(filler); }
+    void put_first(float* to, Floats x) const { put(to, are ? x : at(to)); }
 };
 
 // How many heads there are, and memory for what has a value a head where that does not fit a vector.

@@ -19,9 +19,10 @@ constexpr int64_t kWindow = 256;
 //   rows(first, last)               all of the rows first .. last, at most kWindow of them
 //   part(v, begin, end, partial)    entries begin .. end of a longer row, into job.partial_size() floats
 //   join(v, partials, parts)        what the parts of a row make together
-// `work` is how many elementary steps an entry takes.
+// `work` is how many elementary steps an entry takes. Rows of a block of `block` that are no longer ones are worked on
+// in their order by one worker.
 template <typename Worker, typename Job, typename Index>
-Error for_split_rows(int64_t threads, Rows<Index> rows, int64_t work, const Job& job) {
+Error for_split_rows(int64_t threads, Rows<Index> rows, int64_t work, const Job& job, int64_t block = 1) {
     struct Long {
         int64_t row, first_slot;
     };
@@ -32,15 +33,16 @@ Error for_split_rows(int64_t threads, Rows<Index> rows, int64_t work, const Job&
     Error error = nullptr;
     const auto fail = [&] { __atomic_store_n(&error, kOutOfMemory, __ATOMIC_RELAXED); };
     for_row_ranges(threads, rows, work, [&](int64_t first, int64_t last) {
+        const int64_t end = last == rows.count ? last : last / block * block;
         Worker worker(job);
         if (!worker.ok()) return fail();
-        for (int64_t v = first, next; v < last; v = next) {
+        for (int64_t v = first / block * block, next; v < end; v = next) {
             next = v + 1;
             if (rows.indptr[next] - rows.indptr[v] > kPart) {
                 long_rows[__atomic_fetch_add(&count, 1, __ATOMIC_RELAXED)].row = v;
                 continue;
             }
-            while (next < last && next - v < kWindow && rows.indptr[next + 1] - rows.indptr[v] <= kWindow) ++next;
+            while (next < end && next - v < kWindow && rows.indptr[next + 1] - rows.indptr[v] <= kWindow) ++next;
             worker.rows(v, next);
         }
     });

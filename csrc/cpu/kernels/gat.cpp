@@ -1,9 +1,12 @@
-// The edge phase of graph attention: logits, leaky ReLU, softmax over the in-edges, dropout and the weighted sum of the
-// sources' features, without tensors on edges.
+// The edge phase of graph attention: logits, softmax over the in-edges, dropout and the weighted sum of the sources'
+// features, without tensors on edges. Logits are leaky ReLUs of a source's plus a destination's number (GAT) or come
+// from their keys and queries.
 
 #include "common/buffer.h"
 #include "common/kernel.h"
 #include "cpu/graph/attention.h"
+#include "cpu/graph/attention_rows.h"
+#include "cpu/graph/attention_scores.h"
 #include "cpu/graph/edge_dropout.h"
 #include "cpu/graph/head_sums.h"
 #include "cpu/graph/split_rows.h"
@@ -16,6 +19,7 @@ struct Gat {
     Neighbours<Index> in;
     const float* el;
     const float* er;
+    const Keys& keys;  // in the place of el and er
     const T* u;
     float scale;
     float slope;
@@ -40,6 +44,7 @@ class GatWorker {
           weights_(values_of(kPart, heads_)),
           kept_(EdgeDropout::size(kPart, heads_) + kWidest),
           factors_(values_of(kWindow, heads_) + values_of(1, heads_)),
+          scores_(job.keys),
           scratch_(heads_, 3),
           streamed_(job.sums.is_streamed(job.out, job.in.rows.count)) {}
     ~GatWorker() {
@@ -47,12 +52,15 @@ class GatWorker {
         raise(job_.absmax, seen_.get());
     }
 
-    bool ok() const { return logits_.ok() && weights_.ok() && kept_.ok() && factors_.ok() && scratch_.ok(); }
+    bool ok() const {
+        return logits_.ok() && weights_.ok() && kept_.ok() && factors_.ok() && scores_.ok() && scratch_.ok();
+    }
 
     void rows(int64_t first, int64_t last) {
         const Index* const indptr = job_.in.rows.indptr;
         const int64_t begin = indptr[first], end = indptr[last], of_a_row = heads_ * job_.sums.width;
         load(begin, end);
+        for (int64_t v = first; v < last; ++v) score(v, begin, indptr[v], indptr[v + 1]);
         with_heads(heads_, [&](auto known) {
             for (int64_t v = first; v < last; ++v) {
                 attend<known>(v, begin, indptr[v], indptr[v + 1], job_.largest_logit + v * heads_,
@@ -69,6 +77,7 @@ class GatWorker {
     void part(int64_t v, int64_t begin, int64_t end, float* partial) {
         float* const statistics = partial + job_.sums.size();
         load(begin, end);
+        score(v, begin, begin, end);
         with_heads(heads_, [&](auto known) {
             attend<known>(v, begin, begin, end, statistics, statistics + heads_, factors_.get());
         });
@@ -103,58 +112,79 @@ class GatWorker {
   private:
     // What entries begin .. end read.
     void load(int64_t begin, int64_t end) {
-        gather<1>(job_.el, job_.in.indices, begin, end, job_.in.rows.entries() - 1, heads_, {logits_.get()});
+        if (job_.el) gather<1>(job_.el, job_.in.indices, begin, end, last_entry(), heads_, {logits_.get()});
         if (job_.dropout.seed) job_.dropout.factors(job_.in.eids + begin, end - begin, heads_, kept_.get());
+    }
+
+    // The logits of entries begin .. end of row v where they are not made of numbers that load() gathers.
+    void score(int64_t v, int64_t loaded, int64_t begin, int64_t end) {
+        if (!job_.keys.k) return;
+        scores_.compute(job_.keys.q + v * job_.keys.row(), job_.keys.k, job_.in.indices, begin, end, last_entry(),
+                        logits_.get() + (begin - loaded) * heads_);
     }
 
     // The weights exp(logit - largest) of entries begin .. end of row v, of those loaded from `loaded` on.
     template <int Known>
     void attend(int64_t v, int64_t loaded, int64_t begin, int64_t end, float* largest, float* total, float* factors) {
-        const int64_t offset = (begin - loaded) * heads_, values = (end - begin) * heads_;
-        const float* const logits = logits_.get() + offset;
-        const float* const kept = kept_.get() + offset;
-        float* const weights = weights_.get() + offset;
+        const int64_t offset = (begin - loaded) * heads_;
         if (begin == end) {
             for (int64_t h = 0; h < heads_; ++h) largest[h] = total[h] = 0.0f, factors[h] = job_.scale;
             return;
         }
-        PerHead<Known> er(scratch_, 0), most(scratch_, 1), sum(scratch_, 2);
-        er.set(job_.er + v * heads_);
-        most.fill(kLowest);  // not -Inf: a head whose logits are all -Inf in this part may have others
-        for_vectors<Known>(scratch_, values, [&](int64_t n, int64_t m, auto lanes) {
-            const Floats x = lanes.or_else(leaky(at(logits + n) + er[m], job_.slope), -__builtin_inff());
-            put(weights + n, x);
-            most.combine(m, x, Larger());
-        });
-        most.reduce(Larger());
-        sum.fill(0.0f);
-        for_vectors<Known>(scratch_, values, [&](int64_t n, int64_t m, auto) {
-            const Floats x = exp_of_negative<kWidest>(at(weights + n) - most[m]);
-            sum.combine(m, x, Add());
-            put(weights + n, job_.dropout.seed ? x * at(kept + n) : x);
-        });
-        sum.reduce(Add());
-        most.store(largest);
-        sum.store(total);
+        const LogitsOf of{logits_.get() + offset, job_.er ? job_.er + v * heads_ : nullptr, job_.slope,
+                          (end - begin) * heads_};
+        softmax_of_row<Known>(scratch_, of, job_.dropout.seed ? kept_.get() + offset : nullptr, weights_.get() + offset,
+                              largest, total);
         for (int64_t h = 0; h < heads_; ++h) factors[h] = job_.scale / total[h];
     }
 
     WeightedRows<T, Index> weighted(int64_t loaded, int64_t begin, int64_t end) const {
-        return {job_.u,
-                job_.in.indices,
-                begin,
-                end,
-                job_.in.rows.entries() - 1,
-                weights_.get() + (begin - loaded) * heads_};
+        return {job_.u, job_.in.indices, begin, end, last_entry(), weights_.get() + (begin - loaded) * heads_};
     }
+
+    int64_t last_entry() const { return job_.in.rows.entries() - 1; }
 
     const Gat<T, Index>& job_;
     const int64_t heads_;
     const Buffer<float> logits_, weights_, kept_, factors_;
+    Scores scores_;
     const HeadScratch scratch_;
     const bool streamed_;
     LargestSeen seen_;
 };
+
+struct Output {
+    float* out;
+    float* absmax;
+    float* largest;
+    float* total;
+};
+
+// All of an edge phase; el, er and slope go without keys, and keys without them.
+Error attend(int64_t threads, int64_t is_int64, int64_t rows, const void* indptr, const void* indices, const void* eids,
+             const float* el, const float* er, float slope, const Keys& keys, const void* u, const float* u_scale,
+             int64_t heads, int64_t width, const EdgeDropout& dropout, const Output& to) {
+    return with_index(is_int64, [&](auto index) -> Error {
+        using Index = decltype(index);
+        const Neighbours<Index> in{{static_cast<const Index*>(indptr), rows},
+                                   static_cast<const Index*>(indices),
+                                   static_cast<const Index*>(eids)};
+        const HeadSums sums(heads, width);
+        if (!sums.ok()) return kOutOfMemory;
+        int32_t seen = 0;
+        const auto run = [&](auto* features) {
+            using T = std::remove_const_t<std::remove_pointer_t<decltype(features)>>;
+            const float scale = u_scale ? *u_scale : 1.0f;
+            const Gat<T, Index> job{in,      el,   er,     keys,       features, scale, slope,
+                                    dropout, sums, to.out, to.largest, to.total, &seen};
+            const int64_t work = heads * (width + (keys.k ? keys.width : 0) + 16);
+            return for_split_rows<GatWorker<T, Index>>(threads, in.rows, work, job);
+        };
+        const Error error = u_scale ? run(static_cast<const int8_t*>(u)) : run(static_cast<const float*>(u));
+        *to.absmax = float_of(static_cast<uint32_t>(seen));
+        return error;
+    });
+}
 
 }  // namespace
 
@@ -165,25 +195,23 @@ GQC_KERNEL(gat)(int64_t threads, int64_t is_int64, int64_t rows, int64_t /*edges
                 const void* indices, const void* eids, const float* el, const float* er, const void* u,
                 const float* u_scale, int64_t heads, int64_t width, float slope, const int64_t* seed, int64_t node,
                 int64_t threshold, float factor, float* out, float* absmax, float* largest, float* total) {
-    return with_index(is_int64, [&](auto index) -> Error {
-        using Index = decltype(index);
-        const Neighbours<Index> in{{static_cast<const Index*>(indptr), rows},
-                                   static_cast<const Index*>(indices),
-                                   static_cast<const Index*>(eids)};
-        const EdgeDropout dropout{seed, node, static_cast<uint32_t>(threshold), factor};
-        const HeadSums sums(heads, width);
-        if (!sums.ok()) return kOutOfMemory;
-        int32_t seen = 0;
-        const auto run = [&](auto* features) {
-            using T = std::remove_const_t<std::remove_pointer_t<decltype(features)>>;
-            const Gat<T, Index> job{in,  el,      er,    features, u_scale ? *u_scale : 1.0f, slope, dropout, sums,
-                                    out, largest, total, &seen};
-            return for_split_rows<GatWorker<T, Index>>(threads, in.rows, heads * (width + 16), job);
-        };
-        const Error error = u_scale ? run(static_cast<const int8_t*>(u)) : run(static_cast<const float*>(u));
-        *absmax = float_of(static_cast<uint32_t>(seen));
-        return error;
-    });
+    const EdgeDropout dropout{seed, node, static_cast<uint32_t>(threshold), factor};
+    const Keys none{nullptr, nullptr, nullptr, 1.0f, heads, 0};
+    return attend(threads, is_int64, rows, indptr, indices, eids, el, er, slope, none, u, u_scale, heads, width,
+                  dropout, {out, absmax, largest, total});
+}
+
+// As gat, with logits from k, [sources, heads, key_width], and q, [rows, heads, key_width]: key_factor * <k, q>, or
+// <a, leaky ReLU(k + q)> of slope key_factor where a, [heads, key_width], is no null pointer.
+GQC_KERNEL(attend)(int64_t threads, int64_t is_int64, int64_t rows, const void* indptr, const void* indices,
+                   const void* eids, const float* k, const float* q, const float* a, float key_factor,
+                   int64_t key_width, const void* u, const float* u_scale, int64_t heads, int64_t width,
+                   const int64_t* seed, int64_t node, int64_t threshold, float factor, float* out, float* absmax,
+                   float* largest, float* total) {
+    const EdgeDropout dropout{seed, node, static_cast<uint32_t>(threshold), factor};
+    const Keys keys{k, q, a, key_factor, heads, key_width};
+    return attend(threads, is_int64, rows, indptr, indices, eids, nullptr, nullptr, 1.0f, keys, u, u_scale, heads,
+                  width, dropout, {out, absmax, largest, total});
 }
 
 }  // namespace gqc::GQC_ISA
