@@ -19,6 +19,7 @@ from gqc.passes.pair_products import pair_products
 from gqc.passes.partition import partition
 from gqc.passes.pipeline import PIPELINE, Watch, run, select
 from gqc.passes.quantize_operands import quantize_operands
+from gqc.passes.recompute_products import recompute_products
 from gqc.passes.report import Decision, Report
 from gqc.passes.save_masks import save_masks
 from gqc.passes.scale_after_gemm import scale_after_gemm
@@ -47,6 +48,7 @@ __all__ = [
     "pair_products",
     "partition",
     "quantize_operands",
+    "recompute_products",
     "run",
     "save_masks",
     "scale_after_gemm",

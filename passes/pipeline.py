@@ -20,6 +20,7 @@ from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
 from gqc.passes.pair_products import pair_products
 from gqc.passes.quantize_operands import quantize_operands
+from gqc.passes.recompute_products import recompute_products
 from gqc.passes.report import Report
 from gqc.passes.save_masks import save_masks
 from gqc.passes.scale_after_gemm import scale_after_gemm
@@ -64,6 +65,7 @@ PIPELINE = (
     Step("save_masks", save_masks),
     Step("fuse_attention", fuse_attention),
     Step("fuse_kernels", fuse_kernels),
+    Step("recompute_products", recompute_products),
     Step("fuse_pointwise", fuse_pointwise),
     Step("fuse_products", fuse_products),
     Step("pair_products", pair_products),

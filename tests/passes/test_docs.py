@@ -85,6 +85,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "save_masks": (perceptron, {}),
     "fuse_attention": (MODELS["gat"], {}),
     "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise", "fuse_products")}),
+    "recompute_products": (MODELS["gat"], {}),
     "fuse_pointwise": (gcn, {}),
     "fuse_products": (gcn, {}),
     "pair_products": (sage, {}),
