@@ -66,9 +66,10 @@ def test_float_products_of_all_sizes(isa: str, types: int, inner: int, columns: 
     u, b = features(g, "u", (inner,)), torch.randn(types, columns, inner).transpose(1, 2)
     want = reference.typed_spmm(g, u.double(), b.double(), by)
     assert_near(gqc.typed_spmm(g, u, b, by, None), want, 1e-4)
-    half = gqc.typed_spmm(g, u.bfloat16(), b.bfloat16(), by, None)
+    u, b = u.bfloat16(), b.bfloat16()  # rounded before, as a hub's sum may lose its leading digits
+    half = gqc.typed_spmm(g, u, b, by, None)
     assert half.dtype is torch.bfloat16
-    assert_near(half, want, 3e-2)
+    assert_near(half, reference.typed_spmm(g, u.double(), b.double(), by), 1e-2)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
