@@ -21,7 +21,7 @@ from benchmarks.models import dgl_net, prepared, pyg_edges, pyg_net
 from benchmarks.sparse_net import SparseNet
 from examples.datasets import NodeData
 
-EAGER, INT8 = "DGL fp32", "gqc int8"
+EAGER, INT8, PYG_INT8 = "DGL fp32", "gqc int8", "PyG + gqc int8"
 
 
 class Phases(NamedTuple):
@@ -83,6 +83,7 @@ def contestants(setting: Setting) -> dict[str, Callable[[], Step]]:
             "PyG fp32": lambda: pyg_step(lambda m: m),
             "PyG bf16 autocast": lambda: pyg_step(lambda m: m, _autocast),
             "PyG + torch.compile": lambda: pyg_step(torch.compile),
+            PYG_INT8: lambda: pyg_step(gqc.compile),
         }
     return found
 

@@ -26,6 +26,7 @@ from gqc.layer_bits import LayerBits, is_auto
 from gqc.module_paths import by_first_paths, first_paths
 from gqc.passes import select
 from gqc.passes.choose_bits import BitRule
+from gqc.passes.pipeline import FIND_MESSAGES
 from gqc.passes.user_keep import check_names
 from gqc.policy import Policy
 from gqc.runtime.rewritten import is_rewritten
@@ -250,7 +251,8 @@ class CompileState:
                 if self.num_variants >= MAX_VARIANTS:
                     raise CaptureError(f"it was compiled {MAX_VARIANTS} times already, the last time because: {why}")
                 first = key not in self._ran_eagerly and not call.moves_graphs
-                captured = capture(self.model, args, kwargs, first=first)
+                messages = FIND_MESSAGES not in self.policy.skip
+                captured = capture(self.model, args, kwargs, first=first, messages=messages)
                 dump = self.dumper.variant(self.model.training) if self.dumper is not None else None
                 rule = self.bit_rule(captured, call)
                 variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump, rule)

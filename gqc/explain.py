@@ -20,6 +20,7 @@ from gqc.passes.choose_bits import BitRule
 from gqc.passes.int8_copies import lifetimes
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import example
+from gqc.passes.pipeline import FIND_MESSAGES
 from gqc.passes.report import FOUND, KEPT, MOVED, QUANTIZED, Decision, Lifetime, Report
 from gqc.passes.saved_values import SavedTensor
 from gqc.text import bytes_text, printed, show
@@ -55,7 +56,7 @@ class StageExplanation:
     def skipped(self) -> list[str]:
         """Names of the built-in passes that were switched off."""
         ran = {report.name for report in self.reports}
-        return [step.name for step in PIPELINE if step.name not in ran]
+        return [name for name in (FIND_MESSAGES, *(step.name for step in PIPELINE)) if name not in ran]
 
     @property
     def saved_bytes(self) -> int:

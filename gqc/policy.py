@@ -83,7 +83,8 @@ class Policy:
         keep: what else stays in full precision: modules by path or pattern (``"classifier"``, ``"conv*"``) with all
             that is in them, primitives by kind (``"spmm"``) or op (``"addmm"``), each with its backward; one node alone
             as ``"node:mm_1"``. In inference a node's name may be that of a backward node.
-        skip: names of passes that do not run, such as ``"share_quantized"``; see :data:`gqc.passes.PIPELINE`.
+        skip: names of passes that do not run, such as ``"share_quantized"``; see :data:`gqc.passes.PIPELINE`;
+            or ``"find_messages"``, which runs before these.
         passes: passes of your own and their places, see :class:`Insert`.
         remember_inputs: compute what depends on inputs alone, such as the int8 copy of node features, once as long as
             the same tensors come unchanged. Their rounding is then drawn once, not at each step.

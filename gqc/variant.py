@@ -21,7 +21,7 @@ from gqc.passes import run as run_passes
 from gqc.passes.choose_bits import BitRule
 from gqc.passes.output_layer import inputs_behind_outputs
 from gqc.passes.partition import SavedTensor, partition
-from gqc.passes.pipeline import Watch
+from gqc.passes.pipeline import FIND_MESSAGES, Watch
 from gqc.passes.report import FOUND, Report
 from gqc.passes.user_keep import check_nodes
 from gqc.policy import Policy
@@ -202,6 +202,9 @@ def _compile(
     joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in ends)
     joint.bit_rule = bit_rule
     reports = run_passes(joint, policy, watch)
+    if FIND_MESSAGES not in policy.skip:
+        inside = {node.name for node in stage.graph.graph.nodes}
+        reports.insert(0, Report(FIND_MESSAGES, [d for d in captured.messages if d.node in inside]))
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]
     executable = Executable(joint, halves, seed)

@@ -73,6 +73,9 @@ PIPELINE = (
 )
 """The passes of gqc in running order."""
 
+FIND_MESSAGES = "find_messages"
+"""The pass over a captured graph, before it is differentiated (:func:`gqc.capture.messages.find_messages`)."""
+
 
 def select(policy: Policy) -> tuple[Step, ...]:
     """The passes that run under a policy, in running order: the built-in ones, ``Policy.passes`` among them, without
@@ -84,12 +87,12 @@ def select(policy: Policy) -> tuple[Step, ...]:
     steps = list(PIPELINE)
     for insert in policy.passes:
         names = [step.name for step in steps]
-        if insert.name in names:
+        if insert.name in (FIND_MESSAGES, *names):
             raise PolicyError(f"Policy.passes has a second pass named {insert.name!r}: give one Insert another name")
         _known(insert.anchor, names, f"Policy.passes inserts {insert.name!r} beside")
         steps.insert(_place(insert, steps, policy), Step(insert.name, insert.run))
     for name in policy.skip:
-        _known(name, [step.name for step in steps], "Policy.skip names")
+        _known(name, [FIND_MESSAGES, *(step.name for step in steps)], "Policy.skip names")
     left = tuple(step for step in steps if step.name not in policy.skip)
     for step in steps:
         if step.name in policy.skip:

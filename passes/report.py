@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 FOUND, QUANTIZED, KEPT, SHARED, REPLACED = "found", "quantized", "kept", "shared", "replaced"
 UNSHARED, MOVED = "unshared", "moved"
 FUSED, UNFUSED = "fused", "unfused"
+LEFT = "left"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Decision:
         primitive: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ``"edge_softmax"``, ...
         half: ``"forward"`` or ``"backward"``.
         action: ``"found"``, ``"quantized"``, ``"kept"``, ``"shared"``, ``"unshared"``, ``"replaced"``, ``"fused"``,
-            ``"unfused"`` or ``"moved"``.
+            ``"unfused"``, ``"left"`` or ``"moved"``.
         reason: one sentence fragment for people.
     """
 

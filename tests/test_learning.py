@@ -99,7 +99,7 @@ def test_int8_learns_what_fp32_learns(library, name):
     variants = gqc.explain(compiled).variants
     assert len(variants) == 2
     quantized = {d.primitive for stage in variants[0].stages for d in stage.decisions("quantized")}
-    # PyG's gathers and scatters are not matched yet; GAT's attention gradient is a dot product over edges.
-    expected = {"gemm"} if library == "pyg" else {"gemm", "spmm", "sddmm"} if name == "gat" else {"gemm", "spmm"}
+    # GAT's attention gradient is a dot product over edges.
+    expected = {"gemm", "spmm", "sddmm"} if name == "gat" else {"gemm", "spmm"}
     assert quantized == expected
     assert not gqc.explain(compiled).fallbacks

@@ -25,6 +25,7 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     forward: Callable[..., Any] | None = None,
     first: bool = False,
+    messages: bool = True,
 ) -> Captured:
     """Record ``model``'s forward on a real call.
 
@@ -33,6 +34,7 @@ def capture(
         args, kwargs: a call; nothing in it is changed.
         forward: what is recorded, by default ``model.forward``.
         first: the model has never run on such a call, and what it does then it may do once: leave it alone.
+        messages: put graph ops in the place of gathers and scatters along edges.
 
     Returns:
         The captured graph. A submodule that cannot be recorded is an eager island in it.
@@ -53,7 +55,7 @@ def capture(
     islands: dict[str, str] = {}
     exact = False
     for attempt in range(_MAX_ATTEMPTS):
-        recording = Recording(model, forward, args, kwargs, islands, exact)
+        recording = Recording(model, forward, args, kwargs, islands, exact, messages)
         try:
             captured = recording.run()
             stale = captured.guards.check(recording.call.flat, recording.call.strided)

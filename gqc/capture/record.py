@@ -23,6 +23,7 @@ from gqc.capture.guards import Guards, MemoryGuards, ShapeGuards, ValueGuards
 from gqc.capture.hooks import REASON, has_backward_hooks, hooks_replaced
 from gqc.capture.inputs import GraphArgument, InputPlan, argument_names, read_call, substitute
 from gqc.capture.islands import FunctionCall, Island, StructureIsland, calling
+from gqc.capture.messages import find_messages
 from gqc.capture.module_islands import ModuleIsland
 from gqc.capture.modules import ModuleWatch
 from gqc.capture.outputs import Argument, Attribute, Constant, GraphBack, GraphWrites, OutputPlan, Result, Size
@@ -33,6 +34,7 @@ from gqc.capture.symbolic import symbolic_numbers
 from gqc.capture.tracer import Tracer
 from gqc.errors import CaptureError
 from gqc.generators import generators_kept
+from gqc.passes.report import Decision
 
 torch.overrides.get_ignored_functions()  # torch caches what it finds here, which must not be our replacements
 
@@ -51,6 +53,7 @@ class Captured:
         outputs: turns the graph's output into what the model returns.
         guards: what must hold at a call.
         islands: eager islands, in the order in which they run.
+        messages: where message passing was found in gathers and scatters, and where not.
     """
 
     graph: fx.GraphModule
@@ -59,6 +62,7 @@ class Captured:
     outputs: OutputPlan
     guards: Guards
     islands: list[Island]
+    messages: list[Decision]
 
 
 class Recording:
@@ -72,6 +76,7 @@ class Recording:
         kwargs: dict[str, Any],
         islands: dict[str, str],
         exact: bool,
+        messages: bool,
     ) -> None:
         self.model = model
         self.forward = forward
@@ -79,6 +84,7 @@ class Recording:
         self.call = read_call(args, kwargs, device_of_call(model, args, kwargs))
         self.argument_names = argument_names(forward, args, kwargs)
         self.islands = islands
+        self.messages = messages
         self.watch = ModuleWatch(model)
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         names: dict[int, str] = {}
@@ -142,12 +148,12 @@ class Recording:
         plan = self._plan_outputs(out, writes)
         values = self._value_guards(first)
         late = self._late_guards()
-        graph = self._finish()
+        graph, messages = self._finish()
         placeholders = graph.graph.find_nodes(op="placeholder")
         shapes = ShapeGuards(self.tracer.sizes, placeholders, first)
         memory = MemoryGuards([i for i, node in enumerate(placeholders) if self.tracer.example.is_written(node)])
         guards = Guards([*self.watch.reads.values(), *ties(self.model)], shapes, memory, values, late)
-        return Captured(graph, self.fakes, self.inputs, plan, guards, self._used_islands(graph))
+        return Captured(graph, self.fakes, self.inputs, plan, guards, self._used_islands(graph), messages)
 
     def _trace(self) -> tuple[Any, int]:
         tracer = self.tracer
@@ -273,14 +279,18 @@ class Recording:
         attribute = self._attribute  # not self, which holds the real arguments
         return lambda conditions: ValueGuards([], conditions, partial(size_in, complete), example, attribute)
 
-    def _finish(self) -> fx.GraphModule:
+    def _finish(self) -> tuple[fx.GraphModule, list[Decision]]:
         graph = self.tracer.graph
+        messages = []
+        if self.messages:
+            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+                messages = find_messages(self.tracer)
         hoist_structure(graph, self.tracer.example)
         graph.eliminate_dead_code(is_impure_node=_has_effect)
         tensors = {node.target: self._attribute(node.target)() for node in graph.find_nodes(op="get_attr")}
         self._check_writes(graph)
         graph.lint()
-        return fx.GraphModule(tensors, graph, class_name=type(self.model).__name__)
+        return fx.GraphModule(tensors, graph, class_name=type(self.model).__name__), messages
 
     def _check_writes(self, graph: fx.Graph) -> None:
         """Refuse changes in place of tensors whose gradient is wanted, which a joint graph cannot express."""

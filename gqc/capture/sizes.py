@@ -100,6 +100,16 @@ class Sizes:
         """The number or graph node that computes a symbolic number."""
         return self._expr(self.env.simplify(size.node.expr))
 
+    def new_node(self, size: SymInt | int) -> fx.Node | int:
+        """The number, or new nodes at the graph's insertion point that compute it."""
+        if isinstance(size, int):
+            return size
+        known, self._nodes = self._nodes, {}
+        try:
+            return self.node(size)
+        finally:
+            self._nodes = known
+
     def _expr(self, expr: sympy.Expr) -> Any:
         if expr.is_Integer:
             return int(expr)

@@ -23,7 +23,7 @@ from gqc.runtime.memory import ByIdentity
 
 def hoist_structure(graph: fx.Graph, example: Example) -> None:
     """Move structure into an island behind the placeholders."""
-    structural = _structural_nodes(graph, example)
+    structural = structural_nodes(graph, example)
     outside: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node not in structural or (is_size(node) and any(user in outside for user in node.users)):
@@ -56,7 +56,7 @@ def hoist_structure(graph: fx.Graph, example: Example) -> None:
             graph.erase_node(node)  # in-place writers too: all that they write to has moved
 
 
-def _structural_nodes(graph: fx.Graph, example: Example) -> dict[fx.Node, None]:
+def structural_nodes(graph: fx.Graph, example: Example) -> dict[fx.Node, None]:
     """Nodes, in order, that depend on integer arguments, sizes and constants only and draw no random numbers.
 
     Memory that anything else writes to is excluded, which may exclude further writers: repeat until it is stable.

@@ -14,6 +14,7 @@ from gqc.capture import capture, read_call
 from gqc.compile import CompileState, checked_policy, is_compiled, state_of
 from gqc.errors import CaptureError, InputError, RewriteError
 from gqc.given import arguments, check_call, copy_of
+from gqc.passes.pipeline import FIND_MESSAGES
 from gqc.policy import Policy
 from gqc.rewrite.module import module_source
 from gqc.runtime.rewritten import MODES, is_rewritten
@@ -107,7 +108,7 @@ def _variant(state: CompileState, args: tuple[Any, ...], kwargs: dict[str, Any],
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(_flags(state.model, training))
         try:
-            captured = capture(state.model, args, kwargs)
+            captured = capture(state.model, args, kwargs, messages=FIND_MESSAGES not in state.policy.skip)
             rule = state.bit_rule(captured, read_call(args, kwargs))
             variant = Variant.build(state.model, captured, state.policy, state.seed, "gqc.rewrite", bit_rule=rule)
         except (CaptureError, InputError) as error:

@@ -126,6 +126,13 @@ def _pyg() -> tuple[nn.Module, tuple[Any, ...]]:
     return pyg.GAT(FEATURES, HIDDEN, 2, CLASSES), (torch.randn(30, FEATURES), torch.randint(30, (2, 90)))
 
 
+def _pyg_max() -> tuple[nn.Module, tuple[Any, ...]]:
+    """Its gathers and scatters stay what they are."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    model = pyg.GraphSAGE(FEATURES, HIDDEN, 2, CLASSES, aggr="max", project=True)
+    return model, (torch.randn(30, FEATURES), torch.randint(30, (2, 90)))
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "gcn": lambda: _on_graph(GCN),
     "gat": lambda: _on_graph(GAT),
@@ -134,6 +141,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "hetero": _hetero,
     "embedded": _embedded,
     "pyg": _pyg,
+    "pyg_max": _pyg_max,
     "island": lambda: _on_graph(WithIsland),
 }
 

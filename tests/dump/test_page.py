@@ -197,7 +197,7 @@ def test_the_header_tells_sizes_and_policy(page):
     assert policy.endswith("skip=['fuse_attention', 'fuse_pointwise', 'fuse_products']")
 
 
-@pytest.mark.parametrize("page", ["pyg"], indirect=True)
+@pytest.mark.parametrize("page", ["pyg_max"], indirect=True)
 def test_what_is_computed_once_a_graph_and_what_is_no_primitive(page):
     structure = json.loads((page.stage / "reasons.json").read_text())["structure"]
     told = page.text("#details")

@@ -101,7 +101,7 @@ def test_a_pass_that_others_need():
 def test_unknown_names_list_near_misses():
     with pytest.raises(PolicyError, match="'share_quantised', which is no pass; did you mean 'share_quantized'"):
         gqc.compile(nn.Linear(2, 2), skip=["share_quantised"])
-    with pytest.raises(PolicyError, match=r"'xyz', which is no pass; known: simplify, copy_updated"):
+    with pytest.raises(PolicyError, match=r"'xyz', which is no pass; known: find_messages, simplify, copy_updated"):
         select(Policy(skip=["xyz"]))
     with pytest.raises(PolicyError, match=r"inserts 'observe' beside 'find_primitive', .*'find_primitives'"):
         select(Policy(passes=[Insert(observe, after="find_primitive")]))

@@ -89,6 +89,22 @@ def test_relation_from_ends_made_in_a_forward(idtype):
     torch.library.opcheck(torch.ops.gqc.relation.default, (src, dst, 5, 6))
     none = src[:0]
     check(torch.ops.gqc.relation(none, none, 0, 2), none, none, 0, 2)
+    narrow = torch.ops.gqc.relation(src, dst, 5, 6, True)
+    check(narrow, src.int(), dst.int(), 5, 6)
+    torch.library.opcheck(torch.ops.gqc.relation.default, (src, dst, 5, 6, True))
+
+
+def test_relation_of_edges_that_are_in_order():
+    src, dst = torch.arange(4).repeat_interleave(2), torch.tensor([3, 0, 1, 1, 0, 2, 3, 3])
+    check(torch.ops.gqc.relation(src, dst, 4, 4), src, dst, 4, 4)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 2**32 + 1])
+def test_ends_out_of_range(wrong):
+    right, ends = torch.zeros(3, dtype=torch.int64), torch.tensor([0, wrong, 1])
+    for src, dst in ((ends, right), (right, ends)):
+        with pytest.raises(IndexError, match=f"{wrong}.*there are 5 nodes"):
+            torch.ops.gqc.relation(src, dst, 5, 5, True)
 
 
 def test_the_cache_dies_with_the_graph():
