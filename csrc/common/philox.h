@@ -26,6 +26,7 @@ struct Philox {
 };
 
 constexpr int kPhiloxRounds = 7;
+constexpr uint64_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u;
 constexpr int kBlockElements = 8;  // a block is 128 bits, an element takes 16 of them
 constexpr int kBlocks = 16;        // blocks that one call computes
 
@@ -71,6 +72,17 @@ inline Words exclusive_or(Words a, Words b, Words c) {
 #endif
 }
 
+// The low halves of two words side by side, the second one's in the high half.
+inline Words low_halves(Words first, Words second) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_mask_shuffle_epi32((__m512i)first, 0xaaaa, (__m512i)second, static_cast<_MM_PERM_ENUM>(0xa0));
+#elif defined(__AVX2__)
+    return (Words)_mm256_blend_epi32((__m256i)first, _mm256_shuffle_epi32((__m256i)second, 0xa0), 0xaa);
+#else
+    return (first & 0xffffffffu) | (second << 32);
+#endif
+}
+
 // The block whose counter is in a lane, such that unpacking puts blocks in order.
 constexpr int block_in(int lane) {
     return lane / 2 + lane % 2 * (kWords / 2);
@@ -106,30 +118,55 @@ class Blocks {
         }
     }
 
-    RandomWords operator()(Words blocks) const {
-        Words c0 = blocks, c1 = c0 >> 32, c2 = node_, c3 = step_;
-        for (const Words(&key)[2] : keys_) {
-            const Words product0 = multiply(c0, 0xD2511F53u), product1 = multiply(c2, 0xCD9E8D57u);
-            c0 = exclusive_or(high(product1), c1, key[0]);
-            c2 = exclusive_or(high(product0), c3, key[1]);
+    RandomWords operator()(Words blocks) const { return rounds<0>(blocks, blocks >> 32, node_, step_); }
+
+  protected:
+    // The rounds from First on; what is in the low halves counts.
+    template <int First>
+    RandomWords rounds(Words c0, Words c1, Words c2, Words c3) const {
+        for (int round = First; round < kPhiloxRounds; ++round) {
+            const Words product0 = multiply(c0, kFactor0), product1 = multiply(c2, kFactor1);
+            c0 = exclusive_or(high(product1), c1, keys_[round][0]);
+            c2 = exclusive_or(high(product0), c3, keys_[round][1]);
             c1 = product1;
             c3 = product0;
         }
-        return {(c0 & 0xffffffffu) | (c1 << 32), (c2 & 0xffffffffu) | (c3 << 32)};
+        return {low_halves(c0, c1), low_halves(c2, c3)};
+    }
+
+    const Words node_, step_;
+    Words keys_[kPhiloxRounds][2];
+};
+
+// Likewise for blocks whose numbers have the same high half, which the first two rounds do not mix with the rest: half
+// of what they compute is known before.
+class NearBlocks : Blocks {
+  public:
+    NearBlocks(const Philox& stream, uint64_t high_half) : Blocks(stream) {
+        const Words product1 = multiply(node_, kFactor1);
+        const Words product0 = multiply(exclusive_or(high(product1), Words{} + high_half, keys_[0][0]), kFactor0);
+        step_and_key_ = step_ ^ keys_[0][1];
+        product_and_key_ = product1 ^ keys_[1][0];
+        high_and_key_ = high(product0) ^ keys_[1][1];
+        product_ = product0;
+    }
+
+    RandomWords operator()(Words blocks) const {
+        const Words product0 = multiply(blocks, kFactor0);
+        const Words product1 = multiply(high(product0) ^ step_and_key_, kFactor1);
+        return rounds<2>(high(product1) ^ product_and_key_, product1, product0 ^ high_and_key_, product_);
     }
 
   private:
-    const Words node_, step_;
-    Words keys_[kPhiloxRounds][2];
+    Words step_and_key_, product_and_key_, high_and_key_, product_;
 };
 
 // random[i] = bits of element i % kBlockElements of a block that lane block_in(i / kBlockElements % kWords) of
 // counters(i / kBlockElements / kWords * kWords) holds, for `blocks` blocks, or up to kWords - 1 more. Elements 2i and
 // 2i + 1 of a block take the low and the high half of output word i, which is the order of the halves in memory on a
 // little-endian machine.
-template <typename Counters>
-inline void generate(const Philox& stream, const Counters& counters, uint16_t* random, int64_t blocks) {
-    const Blocks blocks_of(stream);
+template <typename BlocksOf, typename Counters>
+inline void generate(const BlocksOf& blocks_of, const Counters& counters, uint16_t* random, int64_t blocks) {
     for (int64_t group = 0; group < blocks; group += kWords) {
         const RandomWords words = blocks_of(counters(group));
         put_blocks(words.words01, words.words23, random + group * kBlockElements);
@@ -146,14 +183,19 @@ inline void random_blocks(const Philox& stream, const BlockOf& block_of, uint16_
         for (int lane = 0; lane < kWords; ++lane) counter[lane] = block_of(group + block_in(lane));
         return counter;
     };
-    generate(stream, counters, random, blocks);
+    generate(Blocks(stream), counters, random, blocks);
 }
 
 // random[i] = bits of element first * kBlockElements + i, for `blocks` blocks, and up to kWords - 1 more.
 inline void random_bits(const Philox& stream, uint64_t first, uint16_t* random, int64_t blocks = kBlocks) {
     Words order;
     for (int lane = 0; lane < kWords; ++lane) order[lane] = static_cast<uint64_t>(block_in(lane));
-    generate(stream, [&](int64_t group) { return order + (first + static_cast<uint64_t>(group)); }, random, blocks);
+    const auto counters = [&](int64_t group) { return order + (first + static_cast<uint64_t>(group)); };
+    const uint64_t high_half = first >> 32, past = first + static_cast<uint64_t>(blocks) + kWords;
+    if (past >> 32 == high_half)
+        generate(NearBlocks(stream, high_half), counters, random, blocks);
+    else
+        generate(Blocks(stream), counters, random, blocks);
 }
 
 }  // namespace gqc::GQC_ISA

@@ -12,7 +12,7 @@
 
 namespace gqc::GQC_ISA {
 
-constexpr int64_t kRoundedChunk = 256;  // elements whose random bits are made at once
+constexpr int64_t kRoundedChunk = 512;  // elements whose random bits are made at once
 
 template <typename T>
 inline float absmax(int64_t threads, const T* x, int64_t n) {
@@ -39,47 +39,63 @@ inline int8_t rounded(float x, float inverse, float limit, float r) {
 constexpr float kOfRandom = 1.0f / 65536.0f;  // random bits are a fraction of 1
 
 #if defined(__AVX2__)
-// kWide floats before they are packed.
-inline Ints rounded(Floats x, float inverse, float limit, Floats r) {
-    const Floats y = x * inverse + r;
+// rounded() of kWide floats but for the lower limit, which put_bytes() sees to. A product with a power of two is exact,
+// so that fusing it with a sum changes nothing.
+template <bool stochastic>
+inline Ints floored(Floats x, const uint16_t* random, float inverse, float limit) {
+    Floats y = x * inverse;
 #    if defined(__AVX512F__)
-    const __m512 most = _mm512_set1_ps(limit), least = _mm512_set1_ps(-limit);
-    const __m512 clamped = _mm512_min_ps(_mm512_max_ps((__m512)y, least), most);
-    return (Ints)_mm512_cvt_roundps_epi32(clamped, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m512 most = _mm512_set1_ps(limit);
+    if (stochastic)
+        y = (Floats)_mm512_fmadd_ps((__m512)to_float<kWide>(load_halves(random)), _mm512_set1_ps(kOfRandom), (__m512)y);
+    else
+        y = y + 0.5f;
+    return (Ints)_mm512_cvt_roundps_epi32(_mm512_min_ps(most, (__m512)y), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 #    else
-    const __m256 most = _mm256_set1_ps(limit), least = _mm256_set1_ps(-limit);
-    const __m256 clamped = _mm256_min_ps(_mm256_max_ps((__m256)y, least), most);
-    return (Ints)_mm256_cvttps_epi32(_mm256_floor_ps(clamped));
+    const __m256 most = _mm256_set1_ps(limit);
+    if (stochastic)
+        y = (Floats)_mm256_fmadd_ps((__m256)to_float<kWide>(load_halves(random)), _mm256_set1_ps(kOfRandom), (__m256)y);
+    else
+        y = y + 0.5f;
+    return (Ints)_mm256_cvttps_epi32(_mm256_floor_ps(_mm256_min_ps(most, (__m256)y)));
 #    endif
 }
 
-// Four vectors of small numbers as bytes.
-inline void put_bytes(Ints a, Ints b, Ints c, Ints d, int8_t* out) {
+// Four vectors as bytes, at least -limit; what is below the range of int stands for a number below -limit. streamed:
+// past the caches, to a multiple of kStreamedVector.
+inline void put_bytes(Ints a, Ints b, Ints c, Ints d, int limit, int8_t* out, bool streamed) {
 #    if defined(__AVX512F__)
     const __m512i ab = _mm512_packs_epi32((__m512i)a, (__m512i)b), cd = _mm512_packs_epi32((__m512i)c, (__m512i)d);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(ab, cd)));
+    const __m512i least = _mm512_set1_epi8(static_cast<int8_t>(-limit));
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_max_epi8(_mm512_packs_epi16(ab, cd), least));
+    if (streamed)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(out), bytes);
+    else
+        _mm512_storeu_si512(out, bytes);
 #    else
     const __m256i ab = _mm256_packs_epi32((__m256i)a, (__m256i)b), cd = _mm256_packs_epi32((__m256i)c, (__m256i)d);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
+    const __m256i least = _mm256_set1_epi8(static_cast<int8_t>(-limit));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_max_epi8(_mm256_packs_epi16(ab, cd), least), order);
+    if (streamed)
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(out), bytes);
+    else
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
 #    endif
 }
 #endif
 
 // q[i] = rounded x[i]; random: bits of each element where rounding is stochastic.
 template <bool stochastic, typename T>
-inline void round_run(const T* x, const uint16_t* random, int64_t count, float inverse, float limit, int8_t* q) {
+inline void round_run(const T* x, const uint16_t* random, int64_t count, float inverse, float limit, int8_t* q,
+                      bool streamed) {
     int64_t i = 0;
 #if defined(__AVX2__)
-    const auto at = [&](int64_t j) {
-        const Floats half = broadcast<kWide>(0.5f);
-        const Floats r = stochastic ? to_float<kWide>(load_halves(random + j)) * kOfRandom : half;
-        return rounded(load_wide(x + j), inverse, limit, r);
-    };
+    const auto at = [&](int64_t j) { return floored<stochastic>(load_wide(x + j), random + j, inverse, limit); };
+    streamed = streamed && reinterpret_cast<uintptr_t>(q) % kStreamedVector == 0;
     for (; i + 4 * kWide <= count; i += 4 * kWide)
-        put_bytes(at(i), at(i + kWide), at(i + 2 * kWide), at(i + 3 * kWide), q + i);
+        put_bytes(at(i), at(i + kWide), at(i + 2 * kWide), at(i + 3 * kWide), static_cast<int>(limit), q + i, streamed);
 #endif
     for (; i < count; ++i) {
         const float r = stochastic ? static_cast<float>(random[i]) * kOfRandom : 0.5f;
@@ -133,15 +149,13 @@ struct Rounding {
     template <bool stochastic, typename T>
     void apply_chunks(const T* x, int64_t first, int64_t count, int8_t* q, bool streamed) const {
         alignas(64) uint16_t random[kRoundedChunk];
-        alignas(64) int8_t scratch[kRoundedChunk];
         for (int64_t at = 0; at < count; at += kRoundedChunk) {
             const int64_t chunk = count - at < kRoundedChunk ? count - at : kRoundedChunk;
             if (stochastic) {
                 const uint64_t block = static_cast<uint64_t>((first + at) / kBlockElements);
                 random_bits(stream, block, random, (chunk + kBlockElements - 1) / kBlockElements);
             }
-            round_run<stochastic>(x + at, random, chunk, inverse, limit, streamed ? scratch : q + at);
-            if (streamed) gqc::GQC_ISA::stream(scratch, chunk, q + at);
+            round_run<stochastic>(x + at, random, chunk, inverse, limit, q + at, streamed);
         }
     }
 };
