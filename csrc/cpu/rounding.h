@@ -89,7 +89,7 @@ inline void put_bytes(Ints a, Ints b, Ints c, Ints d, int limit, int8_t* out, bo
 // q[i] = rounded x[i]; random: bits of each element where rounding is stochastic.
 template <bool stochastic, typename T>
 inline void round_run(const T* x, const uint16_t* random, int64_t count, float inverse, float limit, int8_t* q,
-                      bool streamed) {
+                      [[maybe_unused]] bool streamed) {
     int64_t i = 0;
 #if defined(__AVX2__)
     const auto at = [&](int64_t j) { return floored<stochastic>(load_wide(x + j), random + j, inverse, limit); };

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "cpu/pointwise/instructions.h"
+#include "cpu/pointwise/strip.h"
 #include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
@@ -45,109 +45,164 @@ inline void load_bits(const uint8_t* mask, int64_t first, int64_t count, float* 
     for (; i < count; ++i) out[i] = float_of(bytes[i / 8] >> i % 8 & 1 ? ~0u : 0u);
 }
 
+// Up to kWide - 1 more too.
 inline void fill(float* out, int64_t count, float value) {
     const Floats values = all(value);
-    int64_t i = 0;
-    for (; i + kWide <= count; i += kWide) put(out + i, values);
-    for (; i < count; ++i) out[i] = value;
+    for (int64_t i = 0; i < count; i += kWide) put(out + i, values);
 }
 
-// Elements first .. first + count of the iteration from an input that some axes do not have.
-template <typename T>
-inline void load_broadcast(const T* from, const int64_t* axes, const int64_t* strides, int64_t first, int64_t count,
+// Where an element of the iteration is.
+struct Place {
+    int64_t i0, i1, i2;
+
+    Place(const int64_t* axes, int64_t element)
+        : i0(element / axes[2] / axes[1]), i1(element / axes[2] % axes[1]), i2(element % axes[2]) {}
+};
+
+// `count` elements of the iteration, from `place` on, of an input that some axes do not have; up to kWide - 1 more are
+// written. Where the last axis is one of these, a number of the output stands for kEach elements.
+template <int kEach, typename T>
+inline void load_broadcast(const T* from, const int64_t* axes, const int64_t* strides, Place place, int64_t count,
                            float* out) {
-    int64_t i2 = first % axes[2], outer = first / axes[2];
-    int64_t i1 = outer % axes[1], i0 = outer / axes[1];
     for (int64_t at = 0; at < count;) {
-        const int64_t left = axes[2] - i2, run = left < count - at ? left : count - at;
-        const T* start = from + i0 * strides[0] + i1 * strides[1] + i2 * strides[2];
-        if (strides[2]) {
+        const int64_t left = axes[2] - place.i2, run = left < count - at ? left : count - at;
+        const T* start = from + place.i0 * strides[0] + place.i1 * strides[1] + place.i2 * strides[2];
+        if (strides[2])
             load_run(start, run, out + at);
-        } else {
-            fill(out + at, run, load(*start));
-        }
+        else
+            fill(out + at / kEach, run / kEach, load(*start));
         at += run;
-        i2 = 0;
-        if (++i1 == axes[1]) i1 = 0, ++i0;
+        place.i2 = 0;
+        if (++place.i1 == axes[1]) place.i1 = 0, ++place.i0;
     }
 }
 
-// What a thread knows of the inputs of one call.
-struct Loader {
-    const Plan& plan;
-    const void* const* inputs;
-    float* buffers;                  // tile elements a slot
-    int64_t capacity;                // of a slot
-    int64_t phase = -1, filled = 0;  // where in a row the last tile started, and its length
-
-    // Points the slots of the inputs i for which is_needed(i) to their elements of the tile; `computed` are those of
-    // input 0 if it is computed, `stride` behind them those of the next.
+// What a thread knows of the inputs of one call that it needs.
+class Loader {
+  public:
+    // capacity: of a slot, at least kWide more than a tile has.
     template <typename IsNeeded>
-    void load(const Tile& tile, float* computed, int64_t stride, const IsNeeded& is_needed) {
-        const bool again = tile.first % plan.row() == phase && tile.count <= filled;
-        phase = tile.first % plan.row();
-        filled = tile.count;
-        const void* const* next = inputs;
+    Loader(const Plan& plan, const Steps& steps, const void* const* inputs, int64_t capacity, const IsNeeded& is_needed)
+        : plan_(plan), sources_(plan.inputs + 1) {
+        if (!ok() || !steps.ok()) return;
         for (int64_t i = 0; i < plan.inputs; ++i) {
             const Input& input = plan.input[i];
-            float* const buffer = buffers + i * capacity;
-            if (input.type == Type::computed) {
-                tile.slots[i] = computed + i * stride;
-                continue;
-            }
-            const void* const from_tensor = *next++;
-            tile.slots[i] = buffer;
-            if (!is_needed(i)) continue;
-            if (input.type == Type::bits) {
-                load_bits(static_cast<const uint8_t*>(from_tensor), tile.first, tile.count, buffer);
-            } else if (is_whole(input)) {
-                if (input.type == Type::float32 && tile.first + tile.padded() <= plan.size())  // no input is written
-                    tile.slots[i] = const_cast<float*>(static_cast<const float*>(from_tensor)) + tile.first;
-                else
-                    with_type(from_tensor, input.type,
-                              [&](auto* from) { load_run(from + tile.first, tile.count, buffer); });
-            } else if (!again || input.strides[0]) {
-                with_type(from_tensor, input.type, [&](auto* from) {
-                    load_broadcast(from, plan.axes, input.strides, tile.first, tile.count, buffer);
-                });
+            const void* const from = input.type == Type::computed ? nullptr : *inputs++;
+            if (is_needed(i) || !from)
+                sources_[count_++] = {input, i, i * capacity, from, kind_of(input, steps.repeats(i))};
+        }
+    }
+
+    bool ok() const { return sources_.ok(); }
+
+    // Points the slots of the inputs to their elements of the tile; buffers: `capacity` floats a slot; computed: the
+    // elements of input 0 if it is computed, `stride` before those of the next.
+    void load(const Tile& tile, float* computed, int64_t stride, float* buffers) {
+        const Place place(plan_.axes, tile.first);
+        for (int64_t i = 0; i < count_; ++i) {
+            const Source& source = sources_[i];
+            float* const buffer = buffers + source.buffer;
+            tile.slots[source.slot] = buffer;
+            switch (source.kind) {
+                case Kind::computed:
+                    tile.slots[source.slot] = computed + source.slot * stride;
+                    break;
+                case Kind::bits:
+                    load_bits(static_cast<const uint8_t*>(source.from), tile.first, tile.count, buffer);
+                    break;
+                case Kind::floats:  // no input is written
+                    if (tile.first + tile.padded() <= plan_.size()) {
+                        tile.slots[source.slot] =
+                            const_cast<float*>(static_cast<const float*>(source.from)) + tile.first;
+                        break;
+                    }
+                    [[fallthrough]];
+                case Kind::whole:
+                    with_type(source, [&](auto* from) { load_run(from + tile.first, tile.count, buffer); });
+                    break;
+                case Kind::repeated:
+                case Kind::broadcast:
+                    if (is_there(source.input, place, tile.count)) break;
+                    with_type(source, [&](auto* from) {
+                        if (source.kind == Kind::repeated)
+                            load_broadcast<kWide>(from, plan_.axes, source.input.strides, place, tile.count, buffer);
+                        else
+                            load_broadcast<1>(from, plan_.axes, source.input.strides, place, tile.count, buffer);
+                    });
+                    break;
             }
         }
+        last_ = place;
+        filled_ = tile.count;
     }
 
     // Asks for a part of what the tile after this one needs of whole inputs. At once it would be more requests than a
     // core can have under way, and the computation would wait.
-    template <typename IsNeeded>
-    void ask_for_next(const Tile& tile, int64_t part, int64_t parts, const IsNeeded& is_needed) const {
-        const void* const* next = inputs;
-        for (int64_t i = 0; i < plan.inputs; ++i) {
-            const Input& input = plan.input[i];
-            if (input.type == Type::computed) continue;
-            const void* const from_tensor = *next++;
-            if (!is_needed(i) || !is_whole(input)) continue;
-            with_type(from_tensor, input.type, [&](auto* from) {
-                const int64_t each = (tile.count + parts - 1) / parts;
-                prefetch(from + tile.first + tile.count + part * each, each * static_cast<int64_t>(sizeof *from));
-            });
+    void ask_for_next(const Tile& tile, int64_t part, int64_t parts) const {
+        for (int64_t i = 0; i < count_; ++i) {
+            const Source& source = sources_[i];
+            if (source.kind != Kind::floats && source.kind != Kind::whole) continue;
+            const int64_t each = (tile.count + parts - 1) / parts,
+                          element = kBytes[static_cast<int64_t>(source.input.type)];
+            prefetch(static_cast<const char*>(source.from) + (tile.first + tile.count + part * each) * element,
+                     each * element);
         }
+    }
+
+  private:
+    // repeated: one number stands for each vector.
+    enum class Kind { computed, bits, floats, whole, repeated, broadcast };
+    static constexpr int64_t kBytes[] = {4, 2, 2, 1};  // by Type
+
+    struct Source {
+        Input input;
+        int64_t slot, buffer;
+        const void* from;
+        Kind kind;
+    };
+
+    Kind kind_of(const Input& input, bool repeats) const {
+        if (input.type == Type::computed) return Kind::computed;
+        if (input.type == Type::bits) return Kind::bits;
+        if (is_whole(input)) return input.type == Type::float32 ? Kind::floats : Kind::whole;
+        return repeats ? Kind::repeated : Kind::broadcast;
     }
 
     // Whether element i of the input is element i of the iteration.
     bool is_whole(const Input& input) const {
         int64_t stride = 1;
         for (int axis = 2; axis >= 0; --axis) {
-            if (plan.axes[axis] != 1 && input.strides[axis] != stride) return false;
-            stride *= plan.axes[axis];
+            if (plan_.axes[axis] != 1 && input.strides[axis] != stride) return false;
+            stride *= plan_.axes[axis];
         }
         return true;
     }
 
-    template <typename F>
-    static void with_type(const void* from, Type type, const F& f) {
-        if (type == Type::float32) f(static_cast<const float*>(from));
-        if (type == Type::bfloat16) f(static_cast<const bfloat16*>(from));
-        if (type == Type::float16) f(static_cast<const float16*>(from));
-        if (type == Type::boolean) f(static_cast<const boolean*>(from));
+    // Whether the elements of a broadcast input are those of the last tile.
+    bool is_there(const Input& input, const Place& place, int64_t count) const {
+        const bool same = !input.strides[0] && count <= filled_ && place.i2 == last_.i2;
+        return same && (place.i1 == last_.i1 || !input.strides[1]);
     }
+
+    template <typename F>
+    static void with_type(const Source& source, const F& f) {
+        switch (source.input.type) {
+            case Type::bfloat16:
+                return f(static_cast<const bfloat16*>(source.from));
+            case Type::float16:
+                return f(static_cast<const float16*>(source.from));
+            case Type::boolean:
+                return f(static_cast<const boolean*>(source.from));
+            default:
+                return f(static_cast<const float*>(source.from));
+        }
+    }
+
+    const Plan& plan_;
+    const Buffer<Source> sources_;
+    int64_t count_ = 0;
+    Place last_{plan_.axes, 0};  // where the last tile started
+    int64_t filled_ = 0;         // its length
 };
 
 }  // namespace gqc::GQC_ISA

@@ -1,7 +1,7 @@
-// A program that is interpreted tile by tile: the values of a tile stay in the cache between instructions, and what it
-// costs to look at an instruction is shared by a thousand elements. A kernel that computes a matrix can hand over each
-// tile of it as the program's input 0 (Type::computed), so that the matrix itself is never written; further matrices as
-// input 1 and so on.
+// A program that is interpreted tile by tile: what it reads is brought into the nearest cache, the values of a few
+// vectors stay in registers from one instruction to the next (strip.h), results are written from the cache. A kernel
+// that computes a matrix can hand over each tile of it as the program's input 0 (Type::computed), so that the matrix
+// itself is never written; further matrices as input 1 and so on.
 //
 //     Program program(numbers, inputs, outputs, seed, most, chunks);
 //     if (const Error error = program.error()) return error;
@@ -49,7 +49,7 @@ class Program {
         : plan_(numbers),
           inputs_(inputs),
           seed_(seed),
-          most_(padded(most)),
+          most_(padded(most) + kStrip),  // strips of the last tile may start anywhere
           tile_(tile_elements(plan_)),
           chunks_(chunks),
           largest_(plan_.results),
@@ -106,26 +106,31 @@ class Program {
         Worker(const Program& program, bool first_look)
             : program_(program),
               first_look_(first_look),
-              buffers_((program.plan_.slots() + 1) * padded(program.tile_)),
+              capacity_(padded(program.tile_) + kBetweenSlots),
+              steps_(
+                  program.plan_, [&](int64_t i) { return is_needed(program.plan_.inputs + i); },
+                  [&](int64_t i) { return looks_for(i); }, [&](int64_t i) { return is_written(i); }),
+              buffers_((program.plan_.slots() + 1) * capacity_),
               computed_(program.most_ * program.computed()),
               slots_(program.plan_.slots()),
-              largest_(program.plan_.results),
-              loader_{program.plan_, program.inputs_, buffers_.get(), padded(program.tile_)},
+              largest_(program.plan_.results * static_cast<int64_t>(sizeof(Ints))),
+              loader_(program.plan_, steps_, program.inputs_, capacity_, [&](int64_t i) { return is_needed(i); }),
               parts_(count_parts()) {
             if (!ok()) return;
             buffers_.clear();
             computed_.clear();
             largest_.clear();
             const Plan& plan = program.plan_;
-            const int64_t capacity = padded(program.tile_);
-            for (int64_t i = plan.inputs; i < plan.slots(); ++i) slots_[i] = buffers_.get() + i * capacity;
+            for (int64_t i = 0; i < plan.slots(); ++i) slots_[i] = buffers_.get() + i * capacity_;
             for (int64_t i = 0; i < plan.constants; ++i) {
                 const float value = float_of(static_cast<uint32_t>(plan.constant[i]));
-                for (int64_t j = 0; j < capacity; ++j) slots_[plan.inputs + i][j] = value;
+                for (int64_t j = 0; j < capacity_; ++j) slots_[plan.inputs + i][j] = value;
             }
         }
 
-        bool ok() const { return buffers_.ok() && computed_.ok() && slots_.ok() && largest_.ok(); }
+        bool ok() const {
+            return steps_.ok() && loader_.ok() && buffers_.ok() && computed_.ok() && slots_.ok() && largest_.ok();
+        }
 
         // Where the caller puts the elements of a computed input before it calls run().
         float* computed(int64_t input = 0) const { return computed_.get() + input * program_.most_; }
@@ -143,60 +148,60 @@ class Program {
         void merge() const {
             end_stream();
 #pragma omp critical
-            for (int64_t i = 0; i < program_.plan_.results; ++i)
-                if (largest_[i] > program_.largest_[i]) program_.largest_[i] = largest_[i];
+            for (int64_t i = 0; i < program_.plan_.results; ++i) {
+                const uint32_t found = static_cast<uint32_t>(largest_lane<kWide>(largest(i)));
+                if (found > program_.largest_[i]) program_.largest_[i] = found;
+            }
         }
 
       private:
         bool is_needed(int64_t i) const { return !first_look_ || program_.needed_[i]; }
-        bool is_looked_at(int64_t result) const {
-            return !first_look_ || program_.plan_.result[result].form == Form::int8;
+        bool looks_for(int64_t result) const {
+            return program_.plan_.result[result].form == (first_look_ ? Form::int8 : Form::absmax);
         }
+        bool is_written(int64_t result) const { return !first_look_ && !looks_for(result); }
+        Ints& largest(int64_t result) const { return reinterpret_cast<Ints*>(largest_.get())[result]; }
 
         // In how many parts a tile is computed and written.
         int64_t count_parts() const {
             const Plan& plan = program_.plan_;
-            int64_t parts = 0;
-            for (int64_t i = 0; i < plan.instructions; ++i) parts += is_needed(plan.inputs + i);
+            int64_t parts = (program_.tile_ + kStrip - 1) / kStrip;
             for (int64_t i = 0; i < plan.results; ++i)
-                if (is_looked_at(i)) parts += first_look_ ? 1 : parts_of(plan.result[i].form, program_.tile_);
+                if (is_written(i)) parts += parts_of(plan.result[i].form, program_.tile_);
             return parts;
         }
 
         void run_tile(const Tile& tile, int64_t at, int64_t chunk) {
             const Plan& plan = program_.plan_;
-            const auto needed = [&](int64_t i) { return is_needed(i); };
             int64_t part = 0;
-            const auto step = [&] { loader_.ask_for_next(tile, part++, parts_, needed); };
-            loader_.load(tile, computed_.get() + at, program_.most_, needed);
-            for (int64_t i = 0; i < plan.instructions; ++i) {
-                if (!is_needed(plan.inputs + i)) continue;
-                step();
-                execute(plan.instruction[i], tile, program_.seed_);
-            }
-            float* const scratch = buffers_.get() + plan.slots() * padded(program_.tile_);
+            const auto step = [&] { loader_.ask_for_next(tile, part++, parts_); };
+            loader_.load(tile, computed_.get() + at, program_.most_, buffers_.get());
+            GQC_ISA::run(steps_, tile, program_.seed_, &largest(0), step);
+            float* const scratch = buffers_.get() + plan.slots() * capacity_;
             for (int64_t i = 0; i < plan.results; ++i) {
-                if (!is_looked_at(i)) continue;
-                if (first_look_) {
-                    step();
-                    largest_[i] = raise(tile.slots[plan.result[i].slot], tile.count, largest_[i]);
-                } else {
-                    program_.target(i)->write(plan, tile, chunk, scratch, &largest_[i], step);
-                }
+                if (is_written(i)) program_.target(i)->write(plan, tile, chunk, scratch, step);
+                if (looks_for(i) && !steps_.looks_for(i))
+                    largest(i)[0] = raise(tile.slots[plan.result[i].slot], tile.count, largest(i)[0]);
             }
         }
 
         const Program& program_;
         const bool first_look_;
+        const int64_t capacity_;  // of a slot
+        const Steps steps_;
         const Buffer<float> buffers_, computed_;
         const Buffer<float*> slots_;
-        const Buffer<uint32_t> largest_;  // as that of the program
+        const Buffer<char> largest_;  // as that of the program, lane by lane
         Loader loader_;
         const int64_t parts_;
     };
 
   private:
-    static int64_t padded(int64_t elements) { return (elements + kWide - 1) / kWide * kWide; }
+    // Room for what is written past the end of a slot, and what lets slots start at other places of a page: a core
+    // takes a load for dependent on a store that has the same place in another page.
+    static constexpr int64_t kBetweenSlots = 11 * kWide;
+
+    static int64_t padded(int64_t elements) { return (elements + kStrip - 1) / kStrip * kStrip; }
     Target* target(int64_t i) const { return reinterpret_cast<Target*>(targets_.get()) + i; }
     Rounding* rounding(int64_t i) const { return reinterpret_cast<Rounding*>(roundings_.get()) + i; }
 

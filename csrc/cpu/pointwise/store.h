@@ -47,7 +47,7 @@ inline void store_bits(const float* from, int64_t first, int64_t count, uint8_t*
 }
 
 // Largest magnitude of a tile and `seen`, as bits.
-inline uint32_t raise(const float* from, int64_t count, uint32_t seen) {
+inline int32_t raise(const float* from, int64_t count, int32_t seen) {
     constexpr int kAtATime = 4;
     Ints most[kAtATime] = {};
     int64_t i = 0;
@@ -55,9 +55,9 @@ inline uint32_t raise(const float* from, int64_t count, uint32_t seen) {
         for (int j = 0; j < kAtATime; ++j)
             most[j] = larger(most[j], bits_of(magnitude_of(load_wide(from + i + j * kWide))));
     const Ints all = larger(larger(most[0], most[1]), larger(most[2], most[3]));
-    int32_t largest = larger(static_cast<int32_t>(seen), largest_lane<kWide>(all));
+    int32_t largest = larger(seen, largest_lane<kWide>(all));
     for (; i < count; ++i) largest = larger(largest, static_cast<int32_t>(magnitude(from[i])));
-    return static_cast<uint32_t>(largest);
+    return largest;
 }
 
 // Adds `rows` rows of `width` elements, a few at a time in float32, and those sums in float64.

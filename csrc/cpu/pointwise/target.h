@@ -19,10 +19,9 @@ struct Target {
     const Rounding* rounding;  // of an int8 result, once its largest magnitude is known
     bool streamed;             // see cpu/stream.h
 
-    // scratch: for a row of the iteration; largest: of this result, as bits; step(): called parts_of() times.
+    // scratch: for a row of the iteration; step(): called parts_of() times.
     template <typename Step>
-    void write(const Plan& plan, const Tile& tile, int64_t chunk, float* scratch, uint32_t* largest,
-               const Step& step) const {
+    void write(const Plan& plan, const Tile& tile, int64_t chunk, float* scratch, const Step& step) const {
         if (result.form == Form::int8) return round(tile, step);
         step();
         const float* values = tile.slots[result.slot];
@@ -41,9 +40,6 @@ struct Target {
                 return store_bool(values, count, static_cast<uint8_t*>(to) + first);
             case Form::bits:
                 return store_bits(values, first, count, static_cast<uint8_t*>(to));
-            case Form::absmax:
-                *largest = raise(values, count, *largest);
-                return;
             default:
                 with_form(to, result.form,
                           [&](auto* out) { store_run(values, count, out + first, scratch, streamed); });
