@@ -64,8 +64,13 @@ def float_operands(op: str, u: Tensor | None, e: Tensor | None) -> tuple[str, Te
     """An operation that the kernels know, with operands as they read them."""
     if op == "sub":
         op, e = "add", -e
-    u, e = (None if x is None else float32(x) for x in (u, e))
+    u, e = (None if x is None else x.contiguous() if _reads_bfloat16(op, x) else float32(x) for x in (u, e))
     return op, u, e
+
+
+def _reads_bfloat16(op: str, x: Tensor) -> bool:
+    """Whether kernels read ``x`` as it is."""
+    return op.startswith("copy") and x.dtype is torch.bfloat16 and not kernels.on_gpu(x)
 
 
 def sum_arguments(

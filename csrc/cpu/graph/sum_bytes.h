@@ -1,8 +1,8 @@
 // Sums of rows of int8 without weights: two at a time in 16 bits, where the elements of 257 rows have room.
 #pragma once
 
-#include "cpu/graph/row_sums.h"
 #include "cpu/graph/rows.h"
+#include "cpu/graph/split_sums.h"
 #include "cpu/graph/vector.h"
 
 namespace gqc::GQC_ISA {
@@ -26,52 +26,73 @@ class SumBytes {
           ahead_(entries_ahead(width)),
           whole_lines_(width % 64 == 0) {}
 
-    // Writes the sums of rows first .. last, one row behind the other.
+    // Writes the sums of rows first .. last, each of at most kSplit entries, one row behind the other.
     void operator()(int64_t first, int64_t last, float* to) const {
-        if (kWidest >= 16 && width_ >= 64) return rows<64>(first, last, to);
-        if (kWidest >= 8 && width_ >= 32) return rows<32>(first, last, to);
-        rows<16>(first, last, to);
+        for (int64_t v = first; v < last; ++v, to += width_) entries({rows_.indptr[v], rows_.indptr[v + 1], true}, to);
+    }
+
+    // As in SumRows.
+    void part(int64_t begin, int64_t end, Partial* to) const {
+        entries({begin, end, false}, reinterpret_cast<float*>(to));
+    }
+    void join(const Partial* parts, int64_t count, float* to) const {
+        join_parts<int32_t>(parts, count, width_, scale_, to);
     }
 
   private:
+    struct Entries {
+        int64_t begin, end;
+        bool converts;  // sums to floats
+    };
+
+    void entries(const Entries& entries, float* to) const {
+        if (kWidest >= 16 && width_ >= 64) return vectors<64>(entries, to);
+        if (kWidest >= 8 && width_ >= 32) return vectors<32>(entries, to);
+        vectors<16>(entries, to);
+    }
+
     // The last vector of a row is moved back so that it ends with the row.
     template <int Bytes>
-    void rows(int64_t first, int64_t last, float* to) const {
-        const int64_t vectors = (width_ + Bytes - 1) / Bytes;
-        for (int64_t v = first; v < last; ++v, to += width_) row<Bytes, kTile>(v, 0, vectors, to);
+    void vectors(const Entries& entries, float* to) const {
+        tiles<Bytes, kTile>(entries, 0, (width_ + Bytes - 1) / Bytes, to);
     }
 
     template <int Bytes, int Size>
-    void row(int64_t v, int64_t vector, int64_t vectors, float* to) const {
-        for (; vectors - vector >= Size; vector += Size) tile<Bytes, Size>(v, vector, to);
-        if constexpr (Size > 1) row<Bytes, (Size > 4 ? 4 : Size - 1)>(v, vector, vectors, to);
+    void tiles(const Entries& entries, int64_t vector, int64_t vectors, float* to) const {
+        for (; vectors - vector >= Size; vector += Size) tile<Bytes, Size>(entries, vector, to);
+        if constexpr (Size > 1) tiles<Bytes, (Size > 4 ? 4 : Size - 1)>(entries, vector, vectors, to);
     }
 
     template <int Bytes, int Size>
-    void tile(int64_t v, int64_t vector, float* to) const {
+    void tile(const Entries& entries, int64_t vector, float* to) const {
         int64_t at[Size];
         for (int k = 0; k < Size; ++k) {
             const int64_t begin = (vector + k) * Bytes;
             at[k] = begin + Bytes <= width_ ? begin : width_ - Bytes;
         }
-        const int64_t begin = rows_.indptr[v], end = rows_.indptr[v + 1];
         uint16_t sums[Size][Bytes];
-        if (end - begin <= kRows) {
-            add<Bytes, Size>(begin, end, at, sums);
+        if (entries.end - entries.begin <= kRows && entries.converts) {
+            add<Bytes, Size>(entries.begin, entries.end, at, sums);
             for (int k = 0; k < Size; ++k)
                 for (int i = 0; i < Bytes; i += kWidest)
-                    put(to + at[k] + i, to_float<kWidest>(values(sums[k] + i, end - begin)) * scale_);
+                    put(to + at[k] + i, to_float<kWidest>(values(sums[k] + i, entries.end - entries.begin)) * scale_);
             return;
         }
-        int64_t totals[Size][Bytes] = {};
-        for (int64_t p = begin; p < end; p += kRows) {
-            const int64_t part_end = p + kRows < end ? p + kRows : end;
+        int32_t totals[Size][Bytes] = {};
+        for (int64_t p = entries.begin; p < entries.end; p += kRows) {
+            const int64_t part_end = p + kRows < entries.end ? p + kRows : entries.end;
             add<Bytes, Size>(p, part_end, at, sums);
             for (int k = 0; k < Size; ++k)
-                for (int i = 0; i < Bytes; ++i) totals[k][i] += sums[k][i] - (part_end - p) * 128;
+                for (int i = 0; i < Bytes; i += kWidest) {
+                    const Vector<int32_t, kWidest> more = values(sums[k] + i, part_end - p);
+                    for (int lane = 0; lane < kWidest; ++lane) totals[k][i + lane] += more[lane];
+                }
         }
         for (int k = 0; k < Size; ++k)
-            for (int i = 0; i < Bytes; ++i) to[at[k] + i] = static_cast<float>(totals[k][i]) * scale_;
+            if (entries.converts)
+                for (int i = 0; i < Bytes; ++i) to[at[k] + i] = static_cast<float>(totals[k][i]) * scale_;
+            else
+                std::memcpy(to + at[k], totals[k], sizeof totals[k]);
     }
 
     // What sums of `rows` bytes without signs are of elements.

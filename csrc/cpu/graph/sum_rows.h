@@ -3,11 +3,31 @@
 
 #include "cpu/graph/edge_op.h"
 #include "cpu/graph/features.h"
-#include "cpu/graph/row_sums.h"
 #include "cpu/graph/rows.h"
+#include "cpu/graph/split_sums.h"
 #include "cpu/graph/vector.h"
 
 namespace gqc::GQC_ISA {
+
+// As fetch(), also from bfloat16.
+template <typename T, int Lanes, int Step, typename From>
+inline Vector<T, Lanes> fetch_as(const From* p) {
+    return fetch<T, Lanes, Step>(p);
+}
+template <typename T, int Lanes, int Step>
+inline Vector<float, Lanes> fetch_as(const bfloat16* p) {
+    static_assert(Step == 1);
+    Vector<float, Lanes> out;
+    if constexpr (Lanes == 1) {
+        out = load(*p);
+    } else {
+        Vector<uint16_t, Lanes> halves;
+        std::memcpy(&halves, p, sizeof halves);
+        const auto bits = __builtin_convertvector(halves, Vector<uint32_t, Lanes>) << 16;
+        std::memcpy(&out, &bits, sizeof out);
+    }
+    return out;
+}
 
 // Sum of Op(lhs, rhs) in each row, times `scale`. Operands of int8 are added up in int32, others in float, entry after
 // entry. Steps are those of FeatureLayout, known to the compiler. Tile is the number of vectors added up at a time.
@@ -29,47 +49,48 @@ class SumRows {
 
     bool ok() const { return chunks_.ok(); }
 
-    // Writes the sums of rows first .. last, one row behind the other.
+    // Writes the sums of rows first .. last, each of at most kSplit entries, one row behind the other.
     void operator()(int64_t first, int64_t last, float* to) const {
         with_lanes(chunks_.lanes, [&](auto lanes) {
-            for (int64_t v = first; v < last; ++v, to += layout_.width()) row<lanes, Tile>(v, chunks_.get(), to);
+            for (int64_t v = first; v < last; ++v, to += layout_.width())
+                row<lanes, Tile>({rows_.indptr[v], rows_.indptr[v + 1], kExact, scale_}, chunks_.get(), to);
         });
     }
 
+    // What join() makes sums of: those of entries begin .. end, at most kSplit, without the scale.
+    void part(int64_t begin, int64_t end, Partial* to) const {
+        with_lanes(chunks_.lanes, [&](auto lanes) {
+            row<lanes, Tile>({begin, end, false, 1.0f}, chunks_.get(), reinterpret_cast<float*>(to));
+        });
+    }
+
+    // The sums of a row whose `parts` parts are given, one behind the other.
+    void join(const Partial* parts, int64_t count, float* to) const {
+        join_parts<Sum>(parts, count, layout_.width(), scale_, to);
+    }
+
   private:
+    struct Entries {
+        int64_t begin, end;
+        bool converts;  // exact sums to floats
+        float scale;
+    };
+
     template <int Lanes, int Size>
-    void row(int64_t v, const Chunk* chunk, float* to) const {
+    void row(const Entries& entries, const Chunk* chunk, float* to) const {
         const Chunk* const end = chunks_.get() + chunks_.count;
-        for (; end - chunk >= Size; chunk += Size) tile<Lanes, Size>(v, chunk, to);
-        if constexpr (Size > 1) row<Lanes, (Size > 4 ? 4 : Size - 1)>(v, chunk, to);
+        for (; end - chunk >= Size; chunk += Size) tile<Lanes, Size>(entries, chunk, to);
+        if constexpr (Size > 1) row<Lanes, (Size > 4 ? 4 : Size - 1)>(entries, chunk, to);
     }
 
     template <int Lanes, int Size>
-    void tile(int64_t v, const Chunk* chunk, float* to) const {
-        const int64_t begin = rows_.indptr[v], end = rows_.indptr[v + 1];
-        if constexpr (kExact) {
-            if (end - begin > kExactSums) {
-                for (int k = 0; k < Size; ++k) sum_in_parts<Lanes>(v, chunk + k, to);
-                return;
-            }
-        }
+    void tile(const Entries& entries, const Chunk* chunk, float* to) const {
         Vector<Sum, Lanes> sum[Size] = {};
-        add<Lanes, Size>(begin, end, chunk, sum);
-        for (int k = 0; k < Size; ++k) put(to + chunk[k].out, to_float<Lanes>(sum[k]) * scale_);
-    }
-
-    template <int Lanes>
-    __attribute__((noinline)) void sum_in_parts(int64_t v, const Chunk* chunk, float* to) const {
-        int64_t total[Lanes] = {};
-        const int64_t row_end = rows_.indptr[v + 1];
-        for (int64_t begin = rows_.indptr[v]; begin < row_end; begin += kExactSums) {
-            Vector<Sum, Lanes> sum{};
-            add<Lanes, 1>(begin, begin + kExactSums < row_end ? begin + kExactSums : row_end, chunk, &sum);
-            Sum part[Lanes];
-            put(part, sum);
-            for (int i = 0; i < Lanes; ++i) total[i] += static_cast<int64_t>(part[i]);
-        }
-        for (int i = 0; i < Lanes; ++i) to[chunk->out + i] = static_cast<float>(total[i]) * scale_;
+        add<Lanes, Size>(entries.begin, entries.end, chunk, sum);
+        if (kExact && !entries.converts)
+            for (int k = 0; k < Size; ++k) put(to + chunk[k].out, sum[k]);
+        else
+            for (int k = 0; k < Size; ++k) put(to + chunk[k].out, to_float<Lanes>(sum[k]) * entries.scale);
     }
 
     template <int Lanes, int Size>
@@ -89,7 +110,7 @@ class SumRows {
 #pragma GCC unroll 8
             for (int k = 0; k < Size; ++k) {
                 if (k % vectors_per_line<A>(Lanes) == 0) __builtin_prefetch(next_a + at_lhs[k]);
-                const Vector<Sum, Lanes> x = fetch<Sum, Lanes, StepA>(a + at_lhs[k]);
+                const Vector<Sum, Lanes> x = fetch_as<Sum, Lanes, StepA>(a + at_lhs[k]);
                 if constexpr (Op::kReadsRhs) {
                     if (StepB && k % vectors_per_line<B>(Lanes) == 0) __builtin_prefetch(next_b + at_rhs[k]);
                     sum[k] += Op::apply(x, fetch<Sum, Lanes, StepB>(b + at_rhs[k]));

@@ -26,6 +26,7 @@ struct QuantizedOperand {
 
 template <typename Index>
 struct QuantizedSpmm {
+    int64_t threads;
     Rows<Index> rows;
     QuantizedOperand<Index> lhs, rhs;
     const FeatureLayout& layout;
@@ -35,7 +36,13 @@ struct QuantizedSpmm {
         const float scale = lhs.factor() * rhs.factor();
         const SumRows<Op, A, 1, B, StepB, 8, Index> sums(rows, lhs.template as<A>(), rhs.template as<B>(), layout,
                                                          scale);
-        return sums.ok() ? body(RowSums(sums)) : kOutOfMemory;
+        return sums.ok() ? split(PartSums(sums), body) : kOutOfMemory;
+    }
+
+    template <typename Body>
+    Error split(const PartSums& sums, const Body& body) const {
+        const SplitSums<Index> split(threads, rows, sums, layout.width());
+        return split.ok() ? body(RowSums(split)) : kOutOfMemory;
     }
 
     // Calls body(the sums of rows).
@@ -45,7 +52,7 @@ struct QuantizedSpmm {
         if (op != kMul) return kUnknownOp;
         // Operands commute: the first one is not the one that a run repeats and, where none is, not the float one.
         if (layout.lhs_step == 0 || (layout.rhs_step == 1 && lhs.is_float()))
-            return QuantizedSpmm{rows, rhs, lhs, layout.swapped()}.multiply(body);
+            return QuantizedSpmm{threads, rows, rhs, lhs, layout.swapped()}.multiply(body);
         return multiply(body);
     }
 
@@ -53,7 +60,7 @@ struct QuantizedSpmm {
     Error copy(const Body& body) const {
         if (layout.width() < SumBytes<Index>::kLeastWidth) return sum<Copy, int8_t, float, 1>(body);
         const SumBytes<Index> sums(rows, lhs.template as<int8_t>(), layout.width(), lhs.factor() * rhs.factor());
-        return body(RowSums(sums));
+        return split(PartSums(sums), body);
     }
 
     template <typename Body>
@@ -67,13 +74,14 @@ struct QuantizedSpmm {
 
 // Calls body(matrix, the sums of its rows).
 template <typename Body>
-Error with_sums(int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const void* lhs, const void* lhs_rows,
-                const float* lhs_scale, const void* rhs, const void* rhs_rows, const float* rhs_scale,
-                const FeatureLayout& layout, const Body& body) {
+Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const void* lhs,
+                const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
+                const float* rhs_scale, const FeatureLayout& layout, const Body& body) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         const Rows<Index> matrix{static_cast<const Index*>(indptr), rows};
-        const QuantizedSpmm<Index> spmm{matrix,
+        const QuantizedSpmm<Index> spmm{threads,
+                                        matrix,
                                         {lhs, static_cast<const Index*>(lhs_rows), lhs_scale},
                                         {rhs, static_cast<const Index*>(rhs_rows), rhs_scale},
                                         layout};
@@ -93,7 +101,8 @@ GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, i
         return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums,
                           {out, dtype, factors, divide}, absmax);
     };
-    return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout, write);
+    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout,
+                     write);
 }
 
 // A pointwise program on what qspmm computes, see ProgramArguments.
@@ -105,7 +114,8 @@ GQC_KERNEL(qspmm_pointwise)(int64_t threads, int64_t op, int64_t is_int64, int64
     const auto run = [&](auto matrix, const RowSums& sums) {
         return run_on_rows(threads, matrix, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
     };
-    return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout, run);
+    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout,
+                     run);
 }
 
 }  // namespace gqc::GQC_ISA

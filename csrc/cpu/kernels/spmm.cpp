@@ -1,4 +1,4 @@
-// SPMM in float32.
+// SPMM of floats, which are added up in float32.
 
 #include "common/kernel.h"
 #include "cpu/graph/row_output.h"
@@ -8,22 +8,40 @@
 namespace gqc::GQC_ISA {
 namespace {
 
+// float32, or bfloat16 where it is copied and the result is bfloat16 too.
+template <typename Index>
+struct Table {
+    const void* data;
+    const Index* rows;
+};
+
 template <typename Index>
 struct Spmm {
+    int64_t threads;
     Rows<Index> rows;
-    Operand<float, Index> lhs, rhs;
+    Table<Index> lhs, rhs;
     const FeatureLayout& layout;
 
-    template <typename Op, int StepA, int StepB, int Tile, typename Body>
+    template <typename Op, int StepA, int StepB, int Tile, typename A = float, typename Body>
     Error sum(const Body& body) const {
-        const SumRows<Op, float, StepA, float, StepB, Tile, Index> sums(rows, lhs, rhs, layout, 1.0f);
-        return sums.ok() ? body(RowSums(sums)) : kOutOfMemory;
+        const Operand<A, Index> operand{static_cast<const A*>(lhs.data), lhs.rows};
+        const SumRows<Op, A, StepA, float, StepB, Tile, Index> sums(
+            rows, operand, {static_cast<const float*>(rhs.data), rhs.rows}, layout, 1.0f);
+        return sums.ok() ? split(PartSums(sums), body) : kOutOfMemory;
+    }
+
+    template <typename Body>
+    Error split(const PartSums& sums, const Body& body) const {
+        const SplitSums<Index> split(threads, rows, sums, layout.width());
+        return split.ok() ? body(RowSums(split)) : kOutOfMemory;
     }
 
     // Calls body(the sums of rows).
     template <typename Body>
-    Error run(int64_t op, const Body& body) const {
-        if (layout.lhs_step == 0 && op != kDiv) return Spmm{rows, rhs, lhs, layout.swapped()}.run(op, body);
+    Error run(int64_t op, int64_t dtype, const Body& body) const {
+        if (op == kCopy && dtype == kBfloat16) return sum<Copy, 1, 1, 8, bfloat16>(body);
+        if (layout.lhs_step == 0 && op != kDiv)
+            return Spmm{threads, rows, rhs, lhs, layout.swapped()}.run(op, dtype, body);
         switch (op) {
             case kCopy:
                 return sum<Copy, 1, 1, 8>(body);
@@ -42,41 +60,45 @@ struct Spmm {
 
 // Calls body(matrix, the sums of its rows).
 template <typename Body>
-Error with_sums(int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const float* lhs, const void* lhs_rows,
-                const float* rhs, const void* rhs_rows, const FeatureLayout& layout, const Body& body) {
+Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const void* lhs,
+                const void* lhs_rows, const float* rhs, const void* rhs_rows, const FeatureLayout& layout,
+                int64_t dtype, const Body& body) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         const Rows<Index> matrix{static_cast<const Index*>(indptr), rows};
-        const Spmm<Index> spmm{
-            matrix, {lhs, static_cast<const Index*>(lhs_rows)}, {rhs, static_cast<const Index*>(rhs_rows)}, layout};
-        return spmm.run(op, [&](const RowSums& sums) { return body(matrix, sums); });
+        const Spmm<Index> spmm{threads,
+                               matrix,
+                               {lhs, static_cast<const Index*>(lhs_rows)},
+                               {rhs, static_cast<const Index*>(rhs_rows)},
+                               layout};
+        return spmm.run(op, dtype, [&](const RowSums& sums) { return body(matrix, sums); });
     });
 }
 
 }  // namespace
 
-// out[v] = sum over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]); kCopy reads lhs only. factors,
-// divide: see RowOutput; factors may be null.
+// out[v] = sum over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]); kCopy reads lhs only, whose
+// elements are bfloat16 where dtype is; all others are float32. factors, divide: see RowOutput; factors may be null.
 GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
-                 const float* lhs, const void* lhs_rows, const float* rhs, const void* rhs_rows,
+                 const void* lhs, const void* lhs_rows, const float* rhs, const void* rhs_rows,
                  const FeatureLayout* layout, const float* factors, int64_t divide, int64_t dtype, void* out) {
     const auto write = [&](auto matrix, const RowSums& sums) {
         float absmax;
         return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums,
                           {out, dtype, factors, divide}, &absmax);
     };
-    return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, write);
+    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, dtype, write);
 }
 
 // A pointwise program on what spmm computes, see ProgramArguments.
 GQC_KERNEL(spmm_pointwise)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/,
-                           const void* indptr, const float* lhs, const void* lhs_rows, const float* rhs,
+                           const void* indptr, const void* lhs, const void* lhs_rows, const float* rhs,
                            const void* rhs_rows, const FeatureLayout* layout, int64_t dtype, const int64_t* numbers,
                            const void* const* inputs, void* const* outputs, const int64_t* seed) {
     const auto run = [&](auto matrix, const RowSums& sums) {
         return run_on_rows(threads, matrix, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
     };
-    return with_sums(op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, run);
+    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, dtype, run);
 }
 
 }  // namespace gqc::GQC_ISA
