@@ -326,6 +326,32 @@ def test_full_precision_is_that_of_dgl():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()) + 1e-6)
 
 
+def test_full_precision_is_that_of_pyg():
+    layers = pytest.importorskip("torch_geometric.nn")
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = layers.GATv2Conv(WIDTH, 8, 4, add_self_loops=False)
+            self.conv2 = layers.TransformerConv(32, 6, 2)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            return self.conv2(self.conv1(x, edges), edges)
+
+    torch.manual_seed(6)
+    net, x, edges, got = Net(), torch.randn(60, WIDTH), torch.randint(60, (2, 300)), []
+    compiled = gqc.compile(net, bits=32)
+    for model in (compiled, net):
+        model.zero_grad()
+        out = model(x, edges)
+        out.square().sum().backward()
+        got.append([out.detach(), *(p.grad.clone() for p in net.parameters())])
+    for a, b in zip(*got, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()) + 1e-6)
+    (stage,) = gqc.explain(compiled).variants[0].stages
+    assert next(r for r in stage.reports if r.name == "fuse_attention").count() == {REPLACED: 4}
+
+
 def test_inference_runs_the_forward_alone():
     (fused, model), (apart, _) = step((), train=False), step(SKIP, train=False)
     torch.testing.assert_close(fused[0], apart[0], rtol=0.02, atol=0.01)
