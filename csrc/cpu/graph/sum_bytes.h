@@ -28,68 +28,65 @@ class SumBytes {
 
     // Writes the sums of rows first .. last, each of at most kSplit entries, one row behind the other.
     void operator()(int64_t first, int64_t last, float* to) const {
-        for (int64_t v = first; v < last; ++v, to += width_) entries({rows_.indptr[v], rows_.indptr[v + 1], true}, to);
+        with_bytes([&](auto bytes) {
+            for (int64_t v = first; v < last; ++v, to += width_)
+                row<bytes, kTile>(rows_.indptr[v], rows_.indptr[v + 1], true, 0, to);
+        });
     }
 
     // As in SumRows.
     void part(int64_t begin, int64_t end, Partial* to) const {
-        entries({begin, end, false}, reinterpret_cast<float*>(to));
+        with_bytes([&](auto bytes) { row<bytes, kTile>(begin, end, false, 0, reinterpret_cast<float*>(to)); });
     }
     void join(const Partial* parts, int64_t count, float* to) const {
         join_parts<int32_t>(parts, count, width_, scale_, to);
     }
 
   private:
-    struct Entries {
-        int64_t begin, end;
-        bool converts;  // sums to floats
-    };
-
-    void entries(const Entries& entries, float* to) const {
-        if (kWidest >= 16 && width_ >= 64) return vectors<64>(entries, to);
-        if (kWidest >= 8 && width_ >= 32) return vectors<32>(entries, to);
-        vectors<16>(entries, to);
+    // body(integral_constant<int, bytes of a vector>)
+    template <typename Body>
+    void with_bytes(const Body& body) const {
+        if (kWidest >= 16 && width_ >= 64) return body(std::integral_constant<int, 64>());
+        if (kWidest >= 8 && width_ >= 32) return body(std::integral_constant<int, 32>());
+        body(std::integral_constant<int, 16>());
     }
 
-    // The last vector of a row is moved back so that it ends with the row.
-    template <int Bytes>
-    void vectors(const Entries& entries, float* to) const {
-        tiles<Bytes, kTile>(entries, 0, (width_ + Bytes - 1) / Bytes, to);
+    // Entries begin .. end; the last vector of a row is moved back so that it ends with the row. converts: to floats.
+    template <int Bytes, int Size>
+    void row(int64_t begin, int64_t end, bool converts, int64_t vector, float* to) const {
+        const int64_t vectors = (width_ + Bytes - 1) / Bytes;
+        for (; vectors - vector >= Size; vector += Size) tile<Bytes, Size>(begin, end, converts, vector, to);
+        if constexpr (Size > 1) row<Bytes, (Size > 4 ? 4 : Size - 1)>(begin, end, converts, vector, to);
     }
 
     template <int Bytes, int Size>
-    void tiles(const Entries& entries, int64_t vector, int64_t vectors, float* to) const {
-        for (; vectors - vector >= Size; vector += Size) tile<Bytes, Size>(entries, vector, to);
-        if constexpr (Size > 1) tiles<Bytes, (Size > 4 ? 4 : Size - 1)>(entries, vector, vectors, to);
-    }
-
-    template <int Bytes, int Size>
-    void tile(const Entries& entries, int64_t vector, float* to) const {
+    void tile(int64_t begin, int64_t end, bool converts, int64_t vector, float* to) const {
         int64_t at[Size];
         for (int k = 0; k < Size; ++k) {
-            const int64_t begin = (vector + k) * Bytes;
-            at[k] = begin + Bytes <= width_ ? begin : width_ - Bytes;
+            const int64_t first = (vector + k) * Bytes;
+            at[k] = first + Bytes <= width_ ? first : width_ - Bytes;
         }
+        if (end - begin > kRows || !converts) return long_tile<Bytes, Size>(begin, end, converts, at, to);
         uint16_t sums[Size][Bytes];
-        if (entries.end - entries.begin <= kRows && entries.converts) {
-            add<Bytes, Size>(entries.begin, entries.end, at, sums);
-            for (int k = 0; k < Size; ++k)
-                for (int i = 0; i < Bytes; i += kWidest)
-                    put(to + at[k] + i, to_float<kWidest>(values(sums[k] + i, entries.end - entries.begin)) * scale_);
-            return;
-        }
+        add<Bytes, Size>(begin, end, at, sums);
+        for (int k = 0; k < Size; ++k)
+            for (int i = 0; i < Bytes; i += kWidest)
+                put(to + at[k] + i, to_float<kWidest>(values(sums[k] + i, end - begin)) * scale_);
+    }
+
+    template <int Bytes, int Size>
+    __attribute__((noinline)) void long_tile(int64_t begin, int64_t end, bool converts, const int64_t* at,
+                                             float* to) const {
+        uint16_t sums[Size][Bytes];
         int32_t totals[Size][Bytes] = {};
-        for (int64_t p = entries.begin; p < entries.end; p += kRows) {
-            const int64_t part_end = p + kRows < entries.end ? p + kRows : entries.end;
+        for (int64_t p = begin; p < end; p += kRows) {
+            const int64_t part_end = p + kRows < end ? p + kRows : end;
             add<Bytes, Size>(p, part_end, at, sums);
             for (int k = 0; k < Size; ++k)
-                for (int i = 0; i < Bytes; i += kWidest) {
-                    const Vector<int32_t, kWidest> more = values(sums[k] + i, part_end - p);
-                    for (int lane = 0; lane < kWidest; ++lane) totals[k][i + lane] += more[lane];
-                }
+                for (int i = 0; i < Bytes; ++i) totals[k][i] += sums[k][i] - static_cast<int32_t>(part_end - p) * 128;
         }
         for (int k = 0; k < Size; ++k)
-            if (entries.converts)
+            if (converts)
                 for (int i = 0; i < Bytes; ++i) to[at[k] + i] = static_cast<float>(totals[k][i]) * scale_;
             else
                 std::memcpy(to + at[k], totals[k], sizeof totals[k]);
