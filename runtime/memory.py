@@ -14,6 +14,7 @@ class ByIdentity:
     """Remembers the last results of a function of integer tensors and numbers.
 
     A result holds while the tensors are the same objects in the same version; it is dropped when one of them dies.
+    A view (``edge_index[0]``) may be another object if it shows the same part of the same tensor.
     Tensors made in inference mode have no version, so nothing is remembered for them.
     """
 
@@ -23,12 +24,15 @@ class ByIdentity:
         self._results: OrderedDict[Any, tuple[list[weakref.ref[Tensor]], Any]] = OrderedDict()
 
     def __call__(self, *args: Any) -> Any:
-        key = []
+        key: list[Any] = []
+        owners = []
         for x in args:
             if isinstance(x, Tensor):
                 if x.is_inference():
                     return self._fn(*args)
-                key.append((id(x), x._version))
+                owner = _owner(x)
+                owners.append(owner)
+                key.append((id(owner), x._version, x.dtype, x.storage_offset(), x.size(), x.stride()))
             else:
                 key.append(x)
         signature = tuple(key)
@@ -41,7 +45,12 @@ class ByIdentity:
         def forget(_: Any) -> None:
             results.pop(signature, None)
 
-        results[signature] = ([weakref.ref(x, forget) for x in args if isinstance(x, Tensor)], result)
+        results[signature] = ([weakref.ref(x, forget) for x in owners], result)
         while len(results) > self._capacity:
             results.popitem(last=False)
         return result
+
+
+def _owner(x: Tensor) -> Tensor:
+    """The tensor whose memory a view shows, which has the version of the view too."""
+    return x._base if x._is_view() else x  # type: ignore[return-value]

@@ -91,3 +91,24 @@ def test_results_are_remembered_while_their_tensors_live() -> None:
     assert len(remembered._results) == 3
     del x
     assert not remembered._results
+
+
+def test_a_view_made_anew_is_the_same_tensor() -> None:
+    calls = []
+    remembered = ByIdentity(lambda a, b: calls.append(1) or a + b)
+    edge_index = torch.arange(8).view(4, 2).t().contiguous()
+    for _ in range(3):
+        assert torch.equal(remembered(edge_index[0], edge_index[1]), edge_index.sum(0))
+    assert len(calls) == 1
+    for a, b in (
+        (edge_index[1], edge_index[1]),
+        (edge_index[0, :2], edge_index[0, 2:]),
+        (edge_index[0, ::2], edge_index[1, ::2]),
+    ):
+        assert torch.equal(remembered(a, b), a + b)
+    assert len(calls) == 4
+    edge_index[0, 0] = 7
+    assert torch.equal(remembered(edge_index[0], edge_index[1]), edge_index.sum(0))
+    assert len(calls) == 5
+    del a, b, edge_index
+    assert not remembered._results
