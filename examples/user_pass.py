@@ -29,7 +29,7 @@ def keep_gradients(joint: JointGraph, policy: gqc.Policy) -> Report:
     return report
 
 
-FORWARD_ONLY = gqc.Policy(passes=(Insert(keep_gradients, before="quantize_operands"),))
+FORWARD_ONLY = gqc.Policy(min_size=0, passes=(Insert(keep_gradients, before="quantize_operands"),))
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
     gcn = recipe("gcn", "blocks")
     data = gcn.prepare(blocks(args.nodes))
-    policies = {"fp32": gqc.Policy(bits=32), "int8": gqc.Policy(), "int8 forward only": FORWARD_ONLY}
+    policies = {"fp32": gqc.Policy(bits=32), "int8": gqc.Policy(min_size=0), "int8 forward only": FORWARD_ONLY}
     for name, policy in policies.items():
         torch.manual_seed(0)
         model = gqc.compile(gcn.model(data), policy)

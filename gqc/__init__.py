@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PassError,
         PolicyError,
         RewriteError,
+        TuneWarning,
     )
     from gqc.explain import explain
     from gqc.policy import Policy
@@ -54,6 +55,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "RewriteError",
+    "TuneWarning",
     "bisect",
     "compile",
     "error_report",

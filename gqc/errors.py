@@ -55,5 +55,9 @@ class DumpWarning(UserWarning):
     """A dump could not be written; the model runs all the same."""
 
 
+class TuneWarning(UserWarning):
+    """A file with measured costs is of no use; those that are built in take its place."""
+
+
 class FallbackWarning(UserWarning):
     """A model, or a kind of call, runs in eager full precision because it could not be compiled."""

@@ -9,6 +9,7 @@ from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from gqc.cost.model import CostModel
 from gqc.errors import PolicyError
 from gqc.layer_bits import Bits, LayerBits, checked_bits
 
@@ -76,8 +77,11 @@ class Policy:
             (Tango section 3.3: the layer before softmax).
         attention_logits: precision of the primitives that feed an edge softmax, or a softmax that primitives follow:
             ``"fp32"`` or ``"int8"``.
-        min_size: a primitive whose largest operand has fewer elements stays in full precision, because
-            quantizing it costs more than it saves.
+        min_size: a primitive whose largest operand has fewer elements stays in full precision; 0 quantizes small ones
+            too. ``None``: those stay for which int8 is estimated to be slower, by ``costs`` on a CPU and by a size of
+            4,096 elements elsewhere (docs/cost.md).
+        costs: constants of the machine that estimates follow from. ``None``: those that ``gqc doctor --tune`` measured
+            on this machine, else built-in ones.
         seed: seed of stochastic rounding. ``None`` follows ``torch.manual_seed``: one number is drawn from
             torch's default generator at each training step.
         keep: what else stays in full precision: modules by path or pattern (``"classifier"``, ``"conv*"``) with all
@@ -96,7 +100,8 @@ class Policy:
     rounding: str = "stochastic"
     keep_output_layer: bool = True
     attention_logits: str = "fp32"
-    min_size: int = 4096
+    min_size: int | None = None
+    costs: CostModel | None = None
     seed: int | None = None
     keep: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -118,7 +123,11 @@ class Policy:
             raise PolicyError(
                 "remember_inputs and cuda_graph exclude one another: a replayed graph computes everything"
             )
-        object.__setattr__(self, "min_size", _integer("min_size", self.min_size, "a number of elements, 0 or more"))
+        if self.min_size is not None:
+            size = _integer("min_size", self.min_size, "None or a number of elements, 0 or more")
+            object.__setattr__(self, "min_size", size)
+        if not isinstance(self.costs, CostModel | None):
+            raise PolicyError(f"Policy.costs={self.costs!r}: expected None or a gqc.cost.CostModel")
         if self.seed is not None:
             seed = _integer("seed", self.seed, "None or an integer from 0 to 2**63 - 1", 2**63)
             object.__setattr__(self, "seed", seed)

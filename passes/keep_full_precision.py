@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from torch import fx
 
+from gqc.cost import machine
 from gqc.joint import JointGraph
+from gqc.passes.estimate import estimates
 from gqc.passes.int8_form import refusal
 from gqc.passes.nodes import FORWARD, aten, example_numel, half, inputs_of_values, origin
 from gqc.passes.output_layer import nearest_primitives, output_layer
@@ -17,6 +19,8 @@ from gqc.passes.user_keep import by_name, by_origin
 from gqc.policy import Policy
 
 _SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
+_LEAST_ELSEWHERE = 4096
+"""Elements of the largest operand below which a primitive on another device than a CPU is too small."""
 _NORM = re.compile(r"\w*Norm(\dd)?")
 
 
@@ -35,7 +39,8 @@ def keep_full_precision(joint: JointGraph, policy: Policy) -> Report:
        backward. It is found from the outputs, so a softmax or a loss computed in the model changes nothing;
     5. that a normalization layer runs, whose statistics an error would shift for all rows, and their backward. What
        feeds a norm is quantized: it divides by a deviation that has the same error, and amplifies none;
-    6. whose largest operand has fewer than ``min_size`` elements at the example call.
+    6. whose largest operand has fewer than ``min_size`` elements at the example call or, without ``min_size``, that
+       int8 is estimated to make slower (:mod:`gqc.passes.estimate`, ``Policy.costs``).
 
     A backward primitive belongs to the forward primitive with the same recorded call. Softmax, norms, activations and
     sums with a bias are no primitives and always run in full precision.
@@ -52,13 +57,17 @@ def keep_full_precision(joint: JointGraph, policy: Policy) -> Report:
         if named is not None and primitive.half == FORWARD:
             reasons[node] = named
     backward_reasons = {origin(n).id: f"backward of {n.name}, which is kept" for n in reasons if origin(n).id >= 0}
+    why: dict[fx.Node, str] = {}
     for node, primitive in marked(joint.graph):
         linked = reasons.get(node) if primitive.half == FORWARD else backward_reasons.get(origin(node).id)
         kept = refusal(node) or by_name(policy, node) or linked or by_origin(policy, node, primitive)
-        kept = kept or _too_small(node, policy)
         if kept is None and policy.bits == 32:
             kept = "Policy.bits=32"
         if kept is not None:
+            why[node] = kept
+    why |= _too_small([node for node, _ in marked(joint.graph) if node not in why], policy)
+    for node, primitive in marked(joint.graph):
+        if (kept := why.get(node)) is not None:
             node.meta["gqc"] = replace(primitive, kept=kept)
             decision = Decision(node.name, origin(node).module, primitive.kind, primitive.half, KEPT, kept)
             report.decisions.append(decision)
@@ -95,8 +104,19 @@ def _in_norm(node: fx.Node) -> str | None:
     return f"normalization: {kind} runs in full precision" if _NORM.fullmatch(kind) else None
 
 
-def _too_small(node: fx.Node, policy: Policy) -> str | None:
-    largest = max(example_numel(n.meta["val"]) for n in operands(node))
-    if largest >= policy.min_size:
-        return None
-    return f"its largest operand has {largest} elements, Policy.min_size={policy.min_size}"
+def _too_small(nodes: list[fx.Node], policy: Policy) -> dict[fx.Node, str]:
+    """Primitives on so few elements that int8 is slower, with the reason."""
+    on_cpu = [n for n in nodes if policy.min_size is None and operands(n)[0].meta["val"].device.type == "cpu"]
+    reasons = {}
+    for node in nodes:
+        largest = max(example_numel(n.meta["val"]) for n in operands(node))
+        least = policy.min_size if policy.min_size is not None else _LEAST_ELSEWHERE
+        if node not in on_cpu and largest < least:
+            limit = f"Policy.min_size={least}" if policy.min_size is not None else f"fewer than {least}"
+            reasons[node] = f"its largest operand has {largest} elements, {limit}"
+    if on_cpu:
+        for node, time in estimates(on_cpu, policy.costs or machine.costs()).items():
+            if time.int8 > time.full:
+                dtype = str(operands(node)[0].meta["val"].dtype).removeprefix("torch.")
+                reasons[node] = f"int8 would take {time.int8:.3g} us, {dtype} {time.full:.3g} us"
+    return reasons

@@ -47,7 +47,7 @@ def test_the_fragile_layer_is_found():
     model, x = Fragile(), torch.randn(300, 64)
     truth = model(x).detach()
     before = copy.deepcopy(model.state_dict())
-    found = gqc.bisect(model, distance, (x, truth), gqc.Policy(keep_output_layer=False), progress=False)
+    found = gqc.bisect(model, distance, (x, truth), gqc.Policy(keep_output_layer=False, min_size=0), progress=False)
     assert [(n.module, n.primitive, n.half) for n in found.nodes] == [("fragile", "gemm", "forward")]
     assert found.exact == 0
     assert found.explained >= 0.8 * found.quantized > 0
@@ -58,7 +58,7 @@ def test_the_fragile_layer_is_found():
 
 def test_backward_counts_if_the_loss_trains():
     torch.manual_seed(0)
-    model, x = gqc.compile(Fragile()), torch.randn(300, 64)
+    model, x = gqc.compile(Fragile(), min_size=0), torch.randn(300, 64)
     found = gqc.bisect(model, trained, (x, torch.randn(300, 8)), progress=False, repeats=2)
     assert found.suspects > 3
     assert 0 < len(found.nodes) < found.suspects

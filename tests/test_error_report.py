@@ -51,7 +51,7 @@ def rounded(x: Tensor, bits: int = 8) -> Tensor:
 def test_errors_are_those_of_rounding(bits, tolerance):
     model = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 8, bias=False))
     x = torch.randn(500, 32)
-    compiled = gqc.compile(model, bits=bits, rounding="nearest", keep_output_layer=False)
+    compiled = gqc.compile(model, bits=bits, rounding="nearest", keep_output_layer=False, min_size=0)
     with torch.no_grad():
         report = gqc.error_report(compiled, x)
         hidden = rounded(x, bits) @ rounded(model[0].weight, bits).t()
@@ -67,7 +67,7 @@ def test_errors_are_those_of_rounding(bits, tolerance):
 
 
 def test_gradients_are_named_and_worst_comes_first():
-    report = gqc.error_report(gqc.compile(MLP(dropout=0.3)), torch.randn(400, 32))
+    report = gqc.error_report(gqc.compile(MLP(dropout=0.3), min_size=0), torch.randn(400, 32))
     assert {n.parameter for n in report.of("gradient")} >= {"first.weight", "last.weight", "norm.bias"}
     errors = [n.relative for n in report.nodes]
     assert errors == sorted(errors, reverse=True)
@@ -105,7 +105,7 @@ def test_every_quantized_op_has_an_exact_form():
 @pytest.mark.parametrize("seed", [None, 5])
 def test_nothing_changes(seed: int | None):
     model = MLP(dropout=0.3)
-    compiled = gqc.compile(model, seed=seed)
+    compiled = gqc.compile(model, seed=seed, min_size=0)
     optimizer = torch.optim.Adam(compiled.parameters())
     x = torch.randn(400, 32)
     compiled(x).sum().backward()
@@ -143,7 +143,7 @@ def test_what_forward_writes_is_put_back():
     model, graph, x = Remembers(), dgl.rand_graph(400, 900), torch.randn(400, 32)
     graph.ndata["feat"] = x
     average, value, feat = model.average, model.average.clone(), graph.ndata["feat"]
-    report = gqc.error_report(gqc.compile(model), graph, x)
+    report = gqc.error_report(gqc.compile(model, min_size=0), graph, x)
     assert report.of("gradient")
     assert model.average is average
     assert torch.equal(average, value)
@@ -163,7 +163,7 @@ def test_what_forward_writes_is_put_back():
 )
 def test_a_loss_without_gradient_is_refused(loss_fn, returned):
     with pytest.raises(gqc.GqcError, match=f"loss_fn returned {returned}.* return one number"):
-        gqc.error_report(gqc.compile(MLP()), torch.randn(400, 32), loss_fn=loss_fn)
+        gqc.error_report(gqc.compile(MLP(), min_size=0), torch.randn(400, 32), loss_fn=loss_fn)
 
 
 class FillsCache(MLP):
@@ -178,7 +178,7 @@ class FillsCache(MLP):
 
 
 def test_a_cache_that_the_first_call_fills():
-    compiled, x = gqc.compile(FillsCache()), torch.randn(400, 32)
+    compiled, x = gqc.compile(FillsCache(), min_size=0), torch.randn(400, 32)
     with pytest.raises(gqc.CaptureError, match="if that fills a cache, call the model once before"):
         gqc.error_report(compiled, x)
     compiled(x)
@@ -186,13 +186,13 @@ def test_a_cache_that_the_first_call_fills():
 
 
 def test_loss_function_starts_the_backward():
-    compiled = gqc.compile(MLP())
+    compiled = gqc.compile(MLP(), min_size=0)
     report = gqc.error_report(compiled, torch.randn(400, 32), loss_fn=lambda out: (out * 0).sum())
     assert all(n.relative == 0 for n in report.of("gradient"))
 
 
 def test_parts_around_an_island_are_compared():
-    report = gqc.error_report(gqc.compile(Positive()), torch.randn(400, 32))
+    report = gqc.error_report(gqc.compile(Positive(), min_size=0), torch.randn(400, 32))
     assert {n.module for n in report.of("gemm")} == {"first", "last"}
     assert all(0 <= n.relative < 0.2 for n in report.nodes)
 
@@ -200,12 +200,12 @@ def test_parts_around_an_island_are_compared():
 def test_nan_is_worst():
     x = torch.randn(400, 32)
     x[3, 3] = math.nan
-    report = gqc.error_report(gqc.compile(MLP().eval()), x)
+    report = gqc.error_report(gqc.compile(MLP().eval(), min_size=0), x)
     assert math.isnan(report.nodes[0].relative)
 
 
 def test_a_call_that_forward_does_not_take():
-    x, compiled = torch.randn(4, 32), gqc.compile(MLP())
+    x, compiled = torch.randn(4, 32), gqc.compile(MLP(), min_size=0)
     for args, kwargs, message in (
         ((), {}, r"MLP\.forward\(x: .*: missing a required argument: 'x'$"),
         (((x, x),), {"y": 1}, "unexpected keyword argument 'y'; the arguments are given one by one, not as a tuple"),
@@ -224,7 +224,7 @@ class Undecided(nn.Module):
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(TypeError, match=r"pass the result of gqc\.compile"):
         gqc.error_report(MLP(), torch.randn(4, 32))
-    compiled = gqc.compile(Undecided())
+    compiled = gqc.compile(Undecided(), min_size=0)
     with pytest.warns(gqc.FallbackWarning):
         compiled(torch.randn(4))
     with pytest.raises(gqc.CaptureError, match="cannot capture"):

@@ -32,7 +32,8 @@ BORROWED = {str(Path(module.__file__).parent.parent) for module in (torch, setup
 TRAIN = """
 import gqc, torch
 from torch import nn
-model = gqc.compile(nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 8)))
+layers = nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 8)
+model = gqc.compile(nn.Sequential(*layers), min_size=0)
 before = [p.detach().clone() for p in model.parameters()]
 model(torch.randn(256, 64)).square().mean().backward()
 torch.optim.SGD(model.parameters(), 0.1).step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,14 +15,18 @@ import torch
 
 from gqc.cli.command import Command
 from gqc.cli.self_test import FAMILIES, run_family
-from gqc.errors import KernelError
+from gqc.cost import machine, tune
+from gqc.errors import KernelError, TuneWarning
 from gqc.runtime import native
 from gqc.runtime.cuda import origin
 from gqc.runtime.cuda.fatbin import architectures
 
 
 @click.command(cls=Command)
-def doctor() -> None:
+@click.option(
+    "--tune", "measures", is_flag=True, help="Measure what primitives cost here; compiled models use it from then on."
+)
+def doctor(measures: bool) -> None:
     """Print versions, instruction sets, the native code, threads and GPUs, and test every kernel on each.
 
     The exit code is 1 if the library cannot be loaded or a kernel fails.
@@ -32,6 +37,9 @@ def doctor() -> None:
     for title, value, good in _library():
         failed |= not good
         click.echo(f"{title:12} {value}")
+    if not failed:
+        for line in _costs(measures):
+            click.echo(f"{'costs':12} {line}")
     for device in ("cpu", *_usable_gpus()):
         click.echo(f"kernels against their references, on {device}:")
         for family in FAMILIES:
@@ -60,7 +68,7 @@ def _library_version(module: str) -> str:
 
 
 def _processor() -> Iterator[tuple[str, str]]:
-    yield "processor", _processor_name()
+    yield "processor", machine.processor()
     yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()}; OMP_NUM_THREADS={_variable('OMP_NUM_THREADS')}"
     yield "OpenMP", ", ".join(_openmp_libraries()) or "no runtime library is loaded"
 
@@ -114,12 +122,20 @@ def _variable(name: str) -> str:
     return os.environ.get(name, "(not set)")
 
 
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+def _costs(measures: bool) -> Iterator[str]:
+    """The constants in use, measured before if that is asked for, and where they come from."""
+    if measures:
+        machine.save(tune.measure())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TuneWarning)
+        costs, measured = machine.costs(), machine.file().exists()
+    for warning in caught:
+        yield f"ignored: {warning.message}"
+    if measured and not caught:
+        yield f"measured, in {machine.file()}"
+    else:
+        yield f"built in for {native.isa()}; `gqc doctor --tune` measures this machine"
+    yield ", ".join(costs.lines())
 
 
 def _openmp_libraries() -> list[str]:

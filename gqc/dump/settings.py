@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
+from gqc.cost import CostModel
 from gqc.layer_bits import LayerBits
 from gqc.policy import Insert, Policy
 
@@ -27,6 +28,8 @@ def settings_text(policy: Policy) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, LayerBits):
         return dict(value.entries)
+    if isinstance(value, CostModel):
+        return asdict(value)
     if isinstance(value, tuple):
         return [item.name if isinstance(item, Insert) else item for item in value]
     return value

@@ -1,0 +1,110 @@
+"""A machine's constants, and the time of a primitive that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import NamedTuple
+
+from gqc.errors import PolicyError
+
+
+class Work(NamedTuple):
+    """What a primitive does, whatever its precision.
+
+    Attributes:
+        dtype: of its floats, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        operations: multiplications and additions of a dense product.
+        torch: whether torch computes it in full precision, and not an op of gqc.
+        edges: how often it reads a row of a node operand.
+        gathered: elements in these rows.
+        operands: for each operand that int8 needs a copy of, its elements and how many primitives read the copy.
+    """
+
+    dtype: str
+    operations: int = 0
+    torch: bool = False
+    edges: int = 0
+    gathered: int = 0
+    operands: tuple[tuple[int, int], ...] = ()
+
+
+class Estimate(NamedTuple):
+    """Microseconds of a primitive in full precision and in int8, its share of the int8 copies included."""
+
+    full: float
+    int8: float
+
+
+def _rate(unit: str, value: float) -> float:
+    """A field with its unit and its value on the machine that :data:`BUILT_IN` was measured on."""
+    return field(default=value, metadata={"unit": unit})
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Constants of a machine, all above zero.
+
+    Attributes:
+        torch_call: of an op of torch on a few elements, in microseconds.
+        call: likewise of a quantized op of gqc.
+        quantize_call: likewise of ``quantize``.
+        float32_gemm, bfloat16_gemm, int8_gemm: 10^9 multiplications and additions a second of a large product.
+        quantize: GB of floats a second of ``quantize``, which looks for the largest magnitude first.
+        float_rows, int8_rows: GB a second of rows that SPMM reads at random.
+        float_edge, int8_edge: nanoseconds that SPMM takes for an edge in addition.
+    """
+
+    torch_call: float = _rate("us", 1.8)
+    call: float = _rate("us", 23)
+    quantize_call: float = _rate("us", 15)
+    float32_gemm: float = _rate("GOP/s", 170)
+    bfloat16_gemm: float = _rate("GOP/s", 650)
+    int8_gemm: float = _rate("GOP/s", 780)
+    quantize: float = _rate("GB/s", 10)
+    float_rows: float = _rate("GB/s", 24)
+    int8_rows: float = _rate("GB/s", 20)
+    float_edge: float = _rate("ns", 1)
+    int8_edge: float = _rate("ns", 4.5)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and value > 0):
+                raise PolicyError(f"CostModel.{each.name}={value!r}: expected a number of {each.metadata['unit']} > 0")
+
+    def estimate(self, work: Work) -> Estimate:
+        """The time of a primitive."""
+        size = 4 if work.dtype == "float32" else 2
+        gemm = self.float32_gemm if work.dtype == "float32" else self.bfloat16_gemm
+        full = self.torch_call if work.torch else self.call
+        full += work.operations / gemm * 1e-3
+        full += work.edges * self.float_edge * 1e-3 + size * work.gathered / self.float_rows * 1e-3
+        int8 = self.call + work.operations / self.int8_gemm * 1e-3
+        int8 += work.edges * self.int8_edge * 1e-3 + work.gathered / self.int8_rows * 1e-3
+        int8 += sum((self.quantize_call + size * n / self.quantize * 1e-3) / readers for n, readers in work.operands)
+        return Estimate(full, int8)
+
+    def lines(self) -> list[str]:
+        """A line for each constant, with its unit."""
+        return [f"{f.name} {getattr(self, f.name):g} {f.metadata['unit']}" for f in fields(self)]
+
+
+_AVX512 = CostModel(int8_gemm=450, bfloat16_gemm=100)
+_AVX2 = CostModel(
+    float32_gemm=60, bfloat16_gemm=1, int8_gemm=65, quantize=5, float_rows=22, int8_rows=7, float_edge=1.3, int8_edge=2
+)
+_PORTABLE = CostModel(
+    float32_gemm=30,
+    bfloat16_gemm=1,
+    int8_gemm=45,
+    quantize=2.2,
+    float_rows=17,
+    int8_rows=5,
+    float_edge=1.5,
+    int8_edge=2.1,
+)
+BUILT_IN = {"amx": CostModel(), "avx512": _AVX512, "avx2": _AVX2, "portable": _PORTABLE}
+"""By instruction set, for machines that were not measured: one thread of a server processor, torch with the same
+instructions.
+"""
