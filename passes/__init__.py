@@ -15,6 +15,7 @@ from gqc.passes.fuse_pointwise import fuse_pointwise
 from gqc.passes.fuse_products import fuse_products
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
+from gqc.passes.multiply_floats import multiply_floats
 from gqc.passes.pair_products import pair_products
 from gqc.passes.partition import partition
 from gqc.passes.pipeline import PIPELINE, Watch, run, select
@@ -45,6 +46,7 @@ __all__ = [
     "fuse_products",
     "keep_full_precision",
     "measure_saved",
+    "multiply_floats",
     "pair_products",
     "partition",
     "quantize_operands",

@@ -243,6 +243,15 @@ _QUANTIZE_AROUND_GEMM = AroundProduct(
     lambda *arguments: _exact_gemms_of((arguments[0], None, *arguments[6:10]), arguments[13:]),
     lambda products, x, _, seed, *rest: [x, x.new_ones(()), *_of_program(products, rest[7], seed, *rest[8:10])],
 )
+
+
+def _mms_of(a: Tensor, b: Tensor, trans_b: bool, *arguments: Any) -> list[Tensor]:
+    second = arguments[4:]
+    product = ops.mm(a, b, False, trans_b)
+    return [product, ops.mm(*second[:2], False, *second[2:])] if any(s is not None for s in second[:2]) else [product]
+
+
+_AROUND_MM = AroundProduct(_mms_of, _mms_of, lambda products, *arguments: _of_program(products, *arguments[3:7]))
 _AROUND_QSPMM = AroundProduct(
     lambda *arguments: ops.qspmm(*arguments[:7])[:1],
     lambda g, op, u, _, e, __, dtype, *rest: [ops.spmm(g, op, u, e).to(dtype)],
@@ -261,6 +270,7 @@ AROUND_PRODUCT: dict[Callable[..., Any], AroundProduct] = {
         lambda *arguments: _gemm_epilogue(*arguments[:-5], arguments[-1])[:1],
         _int8_of_gemm,
     ),
+    ops.mm_pointwise.default: _AROUND_MM,
     ops.qgemm_pointwise.default: _AROUND_GEMM,
     ops.quantize_qgemm_pointwise.default: _QUANTIZE_AROUND_GEMM,
     ops.qspmm_pointwise.default: _AROUND_QSPMM,

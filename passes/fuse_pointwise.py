@@ -43,7 +43,8 @@ def fuse_pointwise(joint: JointGraph, policy: Policy) -> Report:
         between them aside, and need nothing that is computed from the group itself; with them sums over the first axis
         and over the last. What others read is written once, the rest never. If a quantize reads a value, the program
         gives it the absmax, or, if nothing else reads the value, int8 values and the scale. A mask that only programs
-        read takes 1 bit an element. A single node is left unless this spares a quantize its pass.
+        read takes 1 bit an element. A single node is left unless this spares a quantize its pass, or the node reads a
+        product that can run it.
     Ensures: sums, products and quotients as of the single ops, bit for bit; nothing is saved for the backward that was
         not, and no random op and no update changes its place among the others.
     """
@@ -76,7 +77,9 @@ class _Fusion:
 
     def is_worth(self) -> bool:
         """Whether the program spares a pass over memory."""
-        return len(self.group.members) > 1 or any(_waiting(v) for v in self.group.values())
+        members = self.group.members
+        behind_product = any(holder(n).target is ops.mm.default for node in members for n in operands_of(node))
+        return len(members) > 1 or behind_product or any(_waiting(v) for v in self.group.values())
 
     def knows_size(self) -> bool:
         """Whether the inputs that keep their shape broadcast to the size, or say how long its axes are."""

@@ -23,13 +23,14 @@ from gqc.passes.nodes import (
 from gqc.passes.pointwise_groups import sides
 from gqc.passes.pointwise_steps import FLAT_VIEWS, Size, is_same_size
 from gqc.passes.primitive import ops
-from gqc.passes.product_fusion import MOST_CONTRACTED, ProductFusion
+from gqc.passes.product_fusion import MOST_CONTRACTED, MOST_CONTRACTED_FLOATS, ProductFusion
 from gqc.passes.report import FUSED, UNFUSED, Report
 from gqc.passes.schedule import sort
 from gqc.policy import Policy
 from gqc.runtime.pointwise.program import Output, parse
 
 GEMM, QSPMM, SPMM = ops.qgemm.default, ops.qspmm.default, ops.spmm.default
+MM, MM_PROGRAM = ops.mm.default, ops.mm_pointwise.default
 PROGRAM, QUANTIZE = ops.pointwise.default, ops.quantize.default
 GEMM_PROGRAM, READS_FLOATS = ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default
 SPMM_PROGRAMS = {QSPMM: ops.qspmm_pointwise.default, SPMM: ops.spmm_pointwise.default}
@@ -62,7 +63,8 @@ def fuse_products(joint: JointGraph, policy: Policy) -> Report:
     if joint.device.type != "cpu":
         return report
     fusion = _Fusion(joint, report, sides(joint))
-    for node in (*sorted(_calls(joint, GEMM), key=_rank), *_calls(joint, QSPMM), *_calls(joint, SPMM)):
+    others = [node for target in (MM, QSPMM, SPMM) for node in _calls(joint, target)]
+    for node in (*sorted(_calls(joint, GEMM), key=_rank), *others):
         fusion.finish(node)
     for node in _calls(joint, QUANTIZE):
         fusion.read_floats(node)
@@ -101,7 +103,7 @@ class _Result:
 
     @property
     def is_gemm(self) -> bool:
-        return self.product.target is GEMM
+        return self.product.target in (GEMM, MM)
 
 
 @dataclass
@@ -126,8 +128,8 @@ class _Fusion(ProductFusion):
             self._fuse(result)
 
     def _read(self, product: fx.Node) -> _Result:
-        picks = {user.args[1]: user for user in product.users} if product.target is not SPMM else {}
-        value = product if product.target is SPMM else picks.get(0) or pick(product, 0)
+        picks = {user.args[1]: user for user in product.users} if product.target not in (SPMM, MM) else {}
+        value = product if product.target in (SPMM, MM) else picks.get(0) or pick(product, 0)
         absmax = picks.get(1)
         quantized = [n for n in value.users if self._copies(n, value, absmax)]
         program, viewed = self._program(product, value)
@@ -169,7 +171,7 @@ class _Fusion(ProductFusion):
         program, product = result.program, result.product
         text, inputs = ("return", []) if program is None else _first_input(program, result.viewed)
         base = "x0"
-        if result.is_gemm and by_name(product)["bias"] is not None:
+        if result.is_gemm and by_name(product).get("bias") is not None:
             text, inputs, base = self._with_bias(result, text, inputs)
         whole = _Text(text)
         uses: dict[fx.Node, Any] = {}
@@ -209,6 +211,8 @@ class _Fusion(ProductFusion):
         last = result.product if result.program is None else result.program
         program = (inputs, seed, text, None if result.viewed is result.value else _sizes(result.viewed))
         with self.joint.graph.inserting_before(last.next):
+            if product.target is MM:
+                return self._fused(MM_PROGRAM, (given["a"], given["b"], given["trans_b"], *program), product)
             if result.is_gemm:
                 operands = [given[name] for name in ("a", "a_scale", "b", "b_scale", "trans_b")]
                 dtype = given["dtype"] if given["bias"] is None else torch.float32
@@ -322,10 +326,11 @@ class _Fusion(ProductFusion):
 
     def _contracts_too_much(self, product: fx.Node) -> bool:
         contracted = example(by_name(product)["a"].meta["val"].shape[1])
-        if contracted > MOST_CONTRACTED:
+        most = MOST_CONTRACTED if product.target is GEMM else MOST_CONTRACTED_FLOATS
+        if contracted > most:
             why = f"a second product over {contracted} indices would take longer than writing floats"
             self.say(product, UNFUSED, why)
-        return contracted > MOST_CONTRACTED
+        return contracted > most
 
 
 class _Text:
@@ -386,7 +391,7 @@ class _Text:
 
 def _can_run_programs(product: fx.Node) -> bool:
     given = by_name(product)
-    return not given["trans_a"] if product.target is GEMM else given["op"] in _SUMS and given["rows"] is None
+    return not given["trans_a"] if product.target in (GEMM, MM) else given["op"] in _SUMS and given["rows"] is None
 
 
 def _rank(gemm: fx.Node) -> tuple[bool, bool]:

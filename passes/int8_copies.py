@@ -16,7 +16,12 @@ from gqc.runtime.pointwise.program import parse
 
 QUANTIZE = (ops.quantize.default, ops.quantize_int4.default)
 _READ_FLOATS = (ops.quantize_qgemm.default, ops.quantize_qgemm_pointwise.default)
-_RUN_PROGRAMS = (ops.pointwise.default, ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default)
+_RUN_PROGRAMS = (
+    ops.pointwise.default,
+    ops.mm_pointwise.default,
+    ops.qgemm_pointwise.default,
+    ops.quantize_qgemm_pointwise.default,
+)
 MAKES_COPY = (ops.quantize_qgemm.default, ops.qgemm_int8.default, *_RUN_PROGRAMS)
 """Ops that make int8 copies beside other results; their copies are what picks them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +14,15 @@ from gqc.passes.nodes import by_name, drop_unused, example
 from gqc.passes.pointwise_groups import sides
 from gqc.passes.pointwise_steps import is_same_size
 from gqc.passes.primitive import ops
-from gqc.passes.product_fusion import MOST_CONTRACTED, ProductFusion
+from gqc.passes.product_fusion import MOST_CONTRACTED, MOST_CONTRACTED_FLOATS, ProductFusion
 from gqc.passes.report import FUSED, UNFUSED, Report
 from gqc.policy import Policy
 from gqc.runtime.ops import second_product
 from gqc.runtime.pointwise.program import parse
 
-GEMM = ops.qgemm.default
-WITH_PROGRAM = (ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default)
+GEMM, MM = ops.qgemm.default, ops.mm.default
+MM_PROGRAM = ops.mm_pointwise.default
+WITH_PROGRAM = (MM_PROGRAM, ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default)
 
 _ROUNDED = {torch.bfloat16: "to_bfloat16", torch.float16: "to_float16"}
 
@@ -31,9 +33,9 @@ def pair_products(joint: JointGraph, policy: Policy) -> Report:
     On the CPU, where to write a float matrix and read it costs more than the product.
 
     Requires: :func:`fuse_products` before it (order only), whose products with programs it takes.
-    Does: a GEMM in int8 whose result only the program behind another GEMM of the same size reads is computed with that
-        one, block of rows by block of rows, its bias included: ``x @ V + y @ W`` is never in memory in parts. One a
-        program.
+    Does: a GEMM whose result only the program behind another GEMM of the same size reads, both in int8 or both in full
+        precision, is computed with that one, block of rows by block of rows, its bias included: ``x @ V + y @ W`` is
+        never in memory in parts. One a program.
     Ensures: every value bit for bit. Nothing moves across an in-place update, or from one side of the cut between
         forward and backward to the other.
     """
@@ -56,41 +58,52 @@ class _Pairing(ProductFusion):
         value = next((n for n in by_name(first)["inputs"] if self._can_join(n, first)), None)
         if value is None:
             return
-        given, second = by_name(first), by_name(value.args[0])  # type: ignore[arg-type]
+        product = _product(value)
+        given, second = by_name(first), by_name(product)
         text, dtype = _text(first, value)
         given["inputs"] = [n for n in given["inputs"] if n is not value]
-        given |= {"program": text, "dtype": dtype, "trans_b2": second["trans_b"], "bias2": second["bias"]}
-        given |= {f"{name}2": second[name] for name in ("a", "b")}
-        given |= {f"{name}2_scale": second[f"{name}_scale"] for name in ("a", "b")}
+        given |= {"program": text, "trans_b2": second["trans_b"]} | {f"{name}2": second[name] for name in ("a", "b")}
+        if product.target is GEMM:
+            given |= {"dtype": dtype, "bias2": second["bias"]}
+            given |= {f"{name}2_scale": second[f"{name}_scale"] for name in ("a", "b")}
         with self.joint.graph.inserting_before(first):
             fused = self.fused(first.target, tuple(given.values()), first, f"{first.name.removesuffix('_fused')}_pair")
         first.replace_all_uses_with(fused)
         self.sides[fused] = self.sides[first]
-        self.say(fused, FUSED, f"computes {value.args[0]}, which only its program reads, while both are in the cache")
+        self.say(fused, FUSED, f"computes {product.name}, which only its program reads, while both are in the cache")
         drop_unused(self.joint.graph)
 
     def _can_join(self, value: fx.Node, first: fx.Node) -> bool:
         """Whether a product with a program can compute an input of the program; reports why not where it is one."""
-        product = value.args[0] if value.args else None
-        if not isinstance(product, fx.Node) or product.target is not GEMM or value.args[1] != 0:
+        product = _product(value)
+        if product.target is not (MM if first.target is MM_PROGRAM else GEMM):
+            return False
+        if product is not value and value.args[1] != 0:
             return False
         given, program = by_name(product), by_name(first)
         if given["trans_a"] or not is_same_size(_shape(value), _size(first)) or program["size"] is not None:
             return False
         if product not in self.sides or self.sides[product] != self.sides.get(first):
             return False
-        readers = [n for n in product.users if n is not value] + [n for n in value.users if n is not first]
+        readers = [n for n in (*product.users, *value.users) if n not in (value, first)]
         if readers or program["inputs"].count(value) != 1:
             names = sorted({n.name for n in readers}) or [first.name]
             self.say(first, UNFUSED, f"does not compute {product.name} too: {', '.join(names)} read its result as well")
             return False
         contracted = example(given["a"].meta["val"].shape[1])
-        most = MOST_CONTRACTED if _rounds(program["program"]) else second_product.MOST_CONTRACTED
+        most = second_product.MOST_CONTRACTED
+        if _rounds(program["program"]):
+            most = MOST_CONTRACTED if product.target is GEMM else MOST_CONTRACTED_FLOATS
         if contracted > most:
             why = f"over {contracted} indices it would take longer than writing floats"
             self.say(first, UNFUSED, f"does not compute {product.name} too: {why}")
             return False
         return not self.updates_between(product, first)
+
+
+def _product(value: fx.Node) -> fx.Node:
+    """The product whose result a node is or picks, if it is one's."""
+    return value.args[0] if value.target is operator.getitem else value  # type: ignore[return-value]
 
 
 def _shape(node: fx.Node) -> tuple[Any, ...]:
@@ -112,7 +125,7 @@ def _text(first: fx.Node, value: fx.Node) -> tuple[str, torch.dtype]:
     given = by_name(first)
     at = given["inputs"].index(value) + 1
     names = {f"x{i}": f"x{1 if i == at else i + 1 if i < at else i}" for i in range(1, len(given["inputs"]) + 1)}
-    dtypes = given["dtype"], value.meta["val"].dtype
+    dtypes = given.get("dtype", torch.float32), value.meta["val"].dtype
     program = parse(given["program"])
     if dtypes[0] is dtypes[1]:
         return str(program.renamed(names)), dtypes[0]

@@ -18,6 +18,7 @@ from gqc.passes.fuse_products import fuse_products
 from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
+from gqc.passes.multiply_floats import multiply_floats
 from gqc.passes.pair_products import pair_products
 from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.recompute_products import recompute_products
@@ -66,6 +67,7 @@ PIPELINE = (
     Step("fuse_attention", fuse_attention),
     Step("fuse_kernels", fuse_kernels),
     Step("recompute_products", recompute_products),
+    Step("multiply_floats", multiply_floats),
     Step("fuse_pointwise", fuse_pointwise),
     Step("fuse_products", fuse_products),
     Step("pair_products", pair_products),

@@ -15,6 +15,9 @@ from gqc.passes.report import UNFUSED, Decision, Report
 MOST_CONTRACTED = 512
 """With more contracted indices a second product takes longer than writing and reading the float matrix."""
 
+MOST_CONTRACTED_FLOATS = 128
+"""The same for a product of float matrices, which takes longer."""
+
 
 @dataclass
 class ProductFusion:

@@ -20,6 +20,7 @@ _INT4_FORMS = (ops.qgemm_int4.default, ops.qspmm_int4.default, ops.qsddmm_int4.d
 _ATTENTION = (ops.gat.default, ops.gat_bwd.default, ops.attend.default, ops.attend_bwd.default)
 _FUSED_GEMM = (ops.qgemm_epilogue.default, ops.quantize_qgemm.default, ops.qgemm_int8.default)
 _GEMM_PROGRAMS = (ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default)
+_FLOAT_FORMS = (ops.mm.default, ops.mm_pointwise.default, ops.spmm_pointwise.default)
 _INT8_GEMM = (ops.qgemm.default, *_FUSED_GEMM, *_GEMM_PROGRAMS)
 _INT8_TYPED = (ops.qtyped_spmm.default, ops.qtyped_spmm_bwd_b.default)
 _INT8_SPMM = (ops.qspmm.default, ops.qspmm_cmp.default, ops.qspmm_pointwise.default)
@@ -65,11 +66,7 @@ def verify(joint: JointGraph, after: str, found: bool = True, before: Interface 
             continue
         if node.op != "get_attr" and "val" not in node.meta and not mutates(node):
             fail(node, "it has no fake value")
-        if (
-            found
-            and node.target in (*KINDS, ops.spmm_pointwise.default, *_INT8_FORMS, *_ATTENTION)
-            and mark(node) is None
-        ):
+        if found and node.target in (*KINDS, *_FLOAT_FORMS, *_INT8_FORMS, *_ATTENTION) and mark(node) is None:
             fail(node, "a primitive without a mark")
         for wrong in (*_wrong_operands(node), *_wrong_rounding(node)):
             fail(node, wrong)

@@ -61,6 +61,9 @@ SIGNATURES = {
     "qgemm_pointwise": "ppppiiiiipppppiipppp",
     "quantize_qgemm_pointwise": "pipiiippppiiiiipppppiipppp",
     "relu_backward": "piiipp",
+    # mm
+    "mm": "ppiiiiipp",
+    "mm_pointwise": "ppiiiippiipppp",
     # typed_spmm
     "typed_spmm": "iipppiiippiiipp",
     "typed_spmm_bwd_b": "iipppiipppp",

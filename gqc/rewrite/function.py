@@ -65,7 +65,7 @@ _BEFORE_PROGRAM = {"quantize_qgemm_pointwise": ("operand_int8", "operand_scale")
 _ROLES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "linear", "qgemm", "qgemm_int4"), "product"),
     **dict.fromkeys(("qgemm_epilogue", "quantize_qgemm", "qgemm_int8"), "product"),
-    **dict.fromkeys(("qgemm_pointwise", "quantize_qgemm_pointwise"), "product"),
+    **dict.fromkeys(("mm_pointwise", "qgemm_pointwise", "quantize_qgemm_pointwise"), "product"),
     **dict.fromkeys(("spmm_pointwise", "qspmm_pointwise"), "aggregated"),
     **dict.fromkeys(("spmm", "qspmm", "qspmm_int4", "spmm_cmp", "qspmm_cmp"), "aggregated"),
     **dict.fromkeys(("sddmm", "qsddmm", "qsddmm_int4"), "on_edges"),

@@ -62,8 +62,8 @@ def check_product(
 
 def contiguous_operands(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[Tensor, Tensor, bool, bool]:
     """The matrices of a product as a kernel reads them, with their flags."""
-    a, trans_a = _contiguous(a, trans_a)
-    b, trans_b = _contiguous(b, trans_b)
+    a, trans_a = contiguous(a, trans_a)
+    b, trans_b = contiguous(b, trans_b)
     if trans_a and a.shape[1] > a.shape[0] and not kernels.on_gpu(a):
         # The CPU's kernel shares out the contracted index of a transposed operand, which pays for small outputs only.
         a, trans_a = a.t().contiguous(), False
@@ -104,7 +104,7 @@ def product(
     return out, absmax
 
 
-def _contiguous(x: Tensor, transposed: bool) -> tuple[Tensor, bool]:
+def contiguous(x: Tensor, transposed: bool) -> tuple[Tensor, bool]:
     """A contiguous matrix and its flag: a transposed view is read as it lies, anything else is copied."""
     if x.is_contiguous():
         return x, transposed

@@ -15,8 +15,8 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import pointer
-from gqc.runtime.ops import qspmm, spmm
-from gqc.runtime.ops.gemm import check_product, contiguous_operands
+from gqc.runtime.ops import mm, qspmm, spmm
+from gqc.runtime.ops.gemm import check_product, contiguous, contiguous_operands
 from gqc.runtime.ops.graph_arguments import check_floats, check_operands, operands, result_dtype
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float, check_quantize
@@ -227,6 +227,50 @@ def _spmm_pointwise_kernel(
     return _spmm_pointwise(g, op, u, e, inputs, seed, program, size)
 
 
+def _mm_pointwise(
+    a: Tensor,
+    b: Tensor,
+    trans_b: bool,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+    size: Sequence[int] | None = None,
+    a2: Tensor | None = None,
+    b2: Tensor | None = None,
+    trans_b2: bool = False,
+) -> list[Tensor]:
+    products = [ops.mm(a, b, False, trans_b)]
+    if a2 is not None and b2 is not None:
+        products.append(ops.mm(a2, b2, False, trans_b2))
+    return _run(products, inputs, seed, program, size)
+
+
+def _mm_pointwise_kernel(
+    a: Tensor,
+    b: Tensor,
+    trans_b: bool,
+    inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    program: str,
+    size: Sequence[int] | None = None,
+    a2: Tensor | None = None,
+    b2: Tensor | None = None,
+    trans_b2: bool = False,
+) -> list[Tensor]:
+    name = "mm_pointwise"
+    if not kernels.on_gpu(a) and all(x is None or (x.dtype is torch.float32 and x.numel()) for x in (a, a2)):
+        refuse_gradient(name, a, b, a2, b2)
+        *shape, k = mm.check_product(name, a, b, False, trans_b)
+        second = mm.second_arguments(name, shape, a2, b2, trans_b2)
+        tiles = tile_program(name, a, shape, inputs, seed, program, size, 1 + (a2 is not None))
+        if tiles is not None:
+            a, (b, trans_b) = a.contiguous(), contiguous(b, trans_b)
+            first = pointer(a, torch.float32), pointer(b, torch.float32), *shape, k, trans_b
+            kernels.run(a, name, *first, *second.arguments, *tiles.arguments)
+            return tiles.outputs
+    return _mm_pointwise(a, b, trans_b, inputs, seed, program, size, a2, b2, trans_b2)
+
+
 def _run(
     products: list[Tensor],
     inputs: Sequence[Tensor],
@@ -270,4 +314,10 @@ define(
     "int[]? size=None) -> Tensor[]",
     kernel=_spmm_pointwise_kernel,
     fake=_spmm_pointwise,
+)
+define(
+    "mm_pointwise(Tensor a, Tensor b, bool trans_b, Tensor[] inputs, Tensor? seed, str program, int[]? size=None, "
+    "Tensor? a2=None, Tensor? b2=None, bool trans_b2=False) -> Tensor[]",
+    kernel=_mm_pointwise_kernel,
+    fake=_mm_pointwise,
 )

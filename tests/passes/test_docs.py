@@ -86,6 +86,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "fuse_attention": (MODELS["gat"], {}),
     "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise", "fuse_products")}),
     "recompute_products": (MODELS["gat"], {}),
+    "multiply_floats": (gcn, {}),
     "fuse_pointwise": (gcn, {}),
     "fuse_products": (gcn, {}),
     "pair_products": (sage, {}),
@@ -122,6 +123,8 @@ def snippet(name: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         if name == "fuse_kernels":  # for GPUs
             patch.setattr(sys.modules["gqc.passes.fuse_kernels"], "LEFT_ALONE", ())
+        if name == "multiply_floats":  # for graphs of some thousand nodes
+            patch.setattr(sys.modules["gqc.passes.multiply_floats"], "FEWEST_ROWS", 1)
         return _snippet(name, model, options)
 
 

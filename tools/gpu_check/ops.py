@@ -144,6 +144,15 @@ def _gemm(x: Inputs) -> Iterator[Case]:
             yield Case(label, "qgemm_int4", (*a, *b, trans_a, trans_b, None, FLOAT))
 
 
+def _mm(x: Inputs) -> Iterator[Case]:
+    for m, n, k in x.gemms:
+        label, a, b = f"{m} x {n} x {k}", x.floats(m, k), x.floats(k, n)
+        yield Case(label, "mm", (a, b, False, False), exact=False)
+        yield Case(f"{label}, rows", "mm", (a, x.floats(m, n), True, False, x.floats(m)), exact=False)
+        program = "v0 = mul(x0, x1); v1 = relu(v0); return float32(v1), bfloat16(v0), float32(sum(v1, 0))"
+        yield Case(label, "mm_pointwise", (a, b, False, [x.floats(n)], None, program), exact=False)
+
+
 def _fused_gemm(x: Inputs) -> Iterator[Case]:
     for m, n, k in x.gemms:
         for dtype, trans in ((FLOAT, False), (BFLOAT, True)):
@@ -311,6 +320,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "compress_rows": _compress_rows,
     "pointwise": _pointwise,
     "gemm": _gemm,
+    "mm": _mm,
     "fused_gemm": _fused_gemm,
     "spmm": _spmm,
     "typed_spmm": _typed_spmm,

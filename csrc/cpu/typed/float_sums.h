@@ -5,44 +5,11 @@
 #include <cstring>
 
 #include "common/buffer.h"
-#include "cpu/gemm/pack.h"
-#include "cpu/gemm/shape.h"
-#include "cpu/gemm/vector.h"
+#include "cpu/gemm/floats/multiply_add.h"
+#include "cpu/gemm/floats/stack.h"
 #include "cpu/typed/edges.h"
-#include "cpu/typed/multiply_add.h"
 
 namespace gqc::GQC_ISA {
-
-// The matrices of all types, panel by panel, with zeros behind the last column.
-class FloatStack {
-  public:
-    // b: [types, k, n] with the given distances between elements.
-    struct Strides {
-        int64_t type, k, n;
-    };
-    FloatStack(int64_t types, Shape shape, const float* b, Strides strides)
-        : size_(round_up(shape.n, kLanes) * shape.k), values_(types * size_), k_(shape.k) {
-        if (!values_.ok()) return;
-        values_.clear();
-        for (int64_t t = 0; t < types; ++t) {
-            for (int64_t j0 = 0; j0 < shape.n; j0 += kColumns) {
-                const Panel panel(shape.n, j0);
-                float* to = &values_[t * size_ + j0 * shape.k];
-                for (int64_t k = 0; k < shape.k; ++k, to += panel.vectors * kLanes)
-                    for (int64_t j = 0; j < panel.columns; ++j)
-                        to[j] = b[t * strides.type + k * strides.k + (j0 + j) * strides.n];
-            }
-        }
-    }
-
-    bool ok() const { return values_.ok(); }
-    const float* panel(int64_t type, int64_t j0) const { return &values_[type * size_ + j0 * k_]; }
-
-  private:
-    int64_t size_;
-    Buffer<float> values_;
-    int64_t k_;
-};
 
 template <typename Index>
 struct FloatJob {
@@ -96,20 +63,11 @@ class FloatSums {
   private:
     template <int vectors>
     void add_tile(int64_t row, const float* right, int64_t j0, int64_t edge, int64_t count) {
-        const int64_t k_count = job_.shape.k;
-        const float* left = &rows_[row * k_count];
+        const int64_t k = job_.shape.k;
+        const float* left[kRows];
+        for (int r = 0; r < kRows; ++r) left[r] = &rows_[(row + r) * k];
         Floats tile[kRows][vectors] = {};
-        for (int64_t k = 0; k < k_count; ++k, right += vectors * kLanes) {
-            Floats columns[vectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) columns[v] = load_floats(right + v * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < kRows; ++r) {
-                const Floats value = Floats{} + left[r * k_count + k];
-#pragma GCC unroll 4
-                for (int v = 0; v < vectors; ++v) tile[r][v] = multiply_add(value, columns[v], tile[r][v]);
-            }
-        }
+        add_products<vectors>(left, right, k, tile);
         for (int64_t r = 0; r < count; ++r) {
             const float weight = job_.weights ? job_.weights[edge + r] : 1.0f;
             float* to = &sums_[(job_.edges.dst[edge + r] - first_) * width_ + j0];

@@ -1,0 +1,123 @@
+// Float product with a small output and a long contraction, as gradients of weights are: threads share the contraction.
+#pragma once
+
+#include <omp.h>
+
+#include <cstring>
+
+#include "cpu/gemm/floats/outer_products.h"
+#include "cpu/stream.h"
+
+namespace gqc::GQC_ISA {
+
+// How the contracted rows are cut: it does not depend on the number of threads, so sums do not either.
+struct FloatParts {
+    int64_t rows, size;
+
+    FloatParts(int64_t rows, int64_t outputs) : rows(rows) {
+        const int64_t fit = kMostSums / (outputs < 1 ? 1 : outputs);
+        const int64_t most = fit < kFewest ? kFewest : fit < kMost ? fit : kMost;
+        const int64_t fair = round_up((rows + most - 1) / most, OuterProducts::kMost);
+        size = fair < kLeastRows ? kLeastRows : fair;
+    }
+    int64_t count() const { return (rows + size - 1) / size; }
+
+  private:
+    static constexpr int64_t kLeastRows = 512, kFewest = 8, kMost = 128, kMostSums = 1 << 23;
+};
+
+// A matrix of `width` columns whose rows are read in order, each multiplied by its factor unless there are none.
+struct FloatLines {
+    const float* values;
+    int64_t width;
+    const float* factors;
+
+    void load(int64_t row, float* __restrict to) const {
+        const float* const from = values + row * width;
+        if (!factors) return static_cast<void>(std::memcpy(to, from, static_cast<size_t>(width) * sizeof *to));
+        for (int64_t j = 0; j < width; ++j) to[j] = from[j] * factors[row];
+    }
+};
+
+// Asks for the rows that are added next, a share each time.
+class Ahead {
+  public:
+    Ahead(const FloatLines& x, int64_t row, int64_t end, int64_t times)
+        : at_(x.values + row * x.width),
+          left_((end - row < OuterProducts::kMost ? end - row : OuterProducts::kMost) * x.width),
+          share_(round_up((left_ + times - 1) / times, kVectorBytes / 4)) {}
+
+    void ask() {
+        const int64_t count = left_ < share_ ? left_ : share_;
+        prefetch(at_, count * static_cast<int64_t>(sizeof *at_));
+        at_ += count;
+        left_ -= count;
+    }
+
+  private:
+    const float* at_;
+    int64_t left_, share_;
+};
+
+constexpr int64_t kInFloats = 512;  // products whose sum is float32
+
+// total[left.width, right.width] = the sum of the outer products of rows first .. end.
+inline void contract_part(const OuterProducts& products, const FloatLines& left, const FloatLines& right, int64_t first,
+                          int64_t end, double* total) {
+    const int64_t m = left.width, n = right.width;
+    std::memset(total, 0, static_cast<size_t>(m * n) * sizeof *total);
+    int64_t in_floats = 0;
+    for (int64_t row = first; row < end; row += OuterProducts::kMost) {
+        const int64_t count = end - row < OuterProducts::kMost ? end - row : OuterProducts::kMost;
+        for (int64_t e = 0; e < count; ++e) {
+            left.load(row + e, products.left(e));
+            right.load(row + e, products.right(e));
+        }
+        Ahead left_ahead(left, row + count, end, products.steps()),
+            right_ahead(right, row + count, end, products.steps());
+        products.add(count, [&] {
+            left_ahead.ask();
+            right_ahead.ask();
+        });
+        in_floats += count;
+        if (in_floats < kInFloats && row + count < end) continue;
+        for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < n; ++j) total[i * n + j] += products.sums(i)[j];
+        products.clear();
+        in_floats = 0;
+    }
+}
+
+// out[m, n] = a' . b for a: [rows, m], b: [rows, n].
+inline Error contract_floats(int64_t threads, int64_t rows, const FloatLines& a, const FloatLines& b, float* out) {
+    const auto tiles = [](int64_t m, int64_t n) { return round_up(m, kRows) * round_up(n, kLanes); };
+    const int64_t m = a.width, n = b.width;
+    const bool swapped = tiles(n, m) < tiles(m, n);
+    const FloatLines &left = swapped ? b : a, &right = swapped ? a : b;
+    const int64_t i_stride = swapped ? 1 : n, j_stride = swapped ? m : 1;
+    const FloatParts parts(rows, m * n);
+    const Buffer<double> sums(parts.count() * m * n);
+    if (!sums.ok()) return kOutOfMemory;
+    bool ok = true;
+#pragma omp parallel num_threads(team(threads, m * n * rows, kLeastProducts)) reduction(&& : ok)
+    {
+        const OuterProducts products(left.width, right.width);
+        ok = products.ok();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t p = 0; p < parts.count(); ++p) {
+            const int64_t first = p * parts.size, end = rows - first < parts.size ? rows : first + parts.size;
+            if (ok) contract_part(products, left, right, first, end, &sums[p * m * n]);
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < m; ++i) {
+            for (int64_t j = 0; j < n; ++j) {
+                double value = 0;
+                for (int64_t p = 0; p < parts.count(); ++p) value += sums[p * m * n + i * i_stride + j * j_stride];
+                out[i * n + j] = static_cast<float>(value);
+            }
+        }
+    }
+    return ok ? nullptr : kOutOfMemory;
+}
+
+}  // namespace gqc::GQC_ISA

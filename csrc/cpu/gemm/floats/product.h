@@ -1,0 +1,68 @@
+// Product of a float matrix with many rows: right is packed once and stays in cache.
+#pragma once
+
+#include "cpu/gemm/floats/multiply_add.h"
+#include "cpu/gemm/floats/stack.h"
+#include "cpu/stream.h"
+
+namespace gqc::GQC_ISA {
+
+// to[r] = left[r] . right for the first `count` of kRows rows, in rows of n floats; of the last vector the first
+// `last`.
+template <int vectors>
+inline void multiply_rows(const float* const (&left)[kRows], const float* right, int64_t k, int64_t count, int64_t last,
+                          float* to, int64_t n) {
+    Floats tile[kRows][vectors] = {};
+    add_products<vectors>(left, right, k, tile);
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+        if (r == count) return;
+#pragma GCC unroll 4
+        for (int v = 0; v + 1 < vectors; ++v) store_floats(to + r * n + v * kLanes, tile[r][v]);
+        store_part(to + r * n + (vectors - 1) * kLanes, tile[r][vectors - 1], last);
+    }
+}
+
+class FloatProduct {
+  public:
+    // a: [m, k], or null: there is no product; b: [k, n], or [n, k] where trans_b.
+    FloatProduct(Shape shape, const float* a, const float* b, bool trans_b)
+        : shape_{shape.m, b ? shape.n : 0, b ? shape.k : 0}, exists_(b != nullptr), a_(a), right_(shape_, b, trans_b) {}
+
+    bool ok() const { return right_.ok(); }
+    bool exists() const { return exists_; }
+    const Shape& shape() const { return shape_; }
+
+    // values[count, n] = rows i0 .. i0 + count; each is one float32 sum in order of k.
+    void multiply(int64_t i0, int64_t count, float* values) const {
+        const auto [m, n, k] = shape_;
+        const float* const block = a_ + i0 * k;
+        const int64_t behind = m - i0 - count;
+        for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
+            const Panel panel(n, j0);
+            with_vectors(panel.vectors, [&](auto vectors) {
+                const int64_t last = panel.columns - (vectors - 1) * kLanes;
+                for (int64_t r = 0; r < count; r += kRows) {
+                    const int64_t rows = count - r < kRows ? count - r : kRows;
+                    if (j0 == 0 && r < behind) ask_for(block + (count + r) * k, behind - r);
+                    const float* row[kRows];
+                    for (int i = 0; i < kRows; ++i) row[i] = block + (r + (i < rows ? i : 0)) * k;
+                    multiply_rows<vectors>(row, right_.panel(0, j0), k, rows, last, values + r * n + j0, n);
+                }
+            });
+        }
+    }
+
+  private:
+    // What the next block reads, as much as is computed with at a time.
+    void ask_for(const float* rows, int64_t count) const {
+        prefetch(rows, (count < kRows ? count : kRows) * shape_.k * static_cast<int64_t>(sizeof *rows));
+    }
+
+    const Shape shape_;
+    const bool exists_;
+    const float* const a_;
+    const FloatStack right_;
+};
+
+}  // namespace gqc::GQC_ISA

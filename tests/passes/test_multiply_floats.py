@@ -1,0 +1,138 @@
+"""Products in full precision that gqc's kernel computes: which, and that nothing but the order of sums changes."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import gqc
+from gqc.passes import apply, multiply_floats, partition, run
+from gqc.passes.multiply_floats import FEWEST_ROWS, MOST_SUMS, MOST_WEIGHTS
+from gqc.passes.nodes import by_name
+from gqc.passes.report import FUSED, REPLACED, UNFUSED
+from gqc.policy import Policy
+from tests.passes.models import CLASSES, MODELS, case, graph_and_features, ops
+from tests.passes.test_fuse_products import targets
+
+ROWS = FEWEST_ROWS
+
+
+def rewritten(function, *inputs: Tensor):
+    """The graph after the pass, whose results are close to those before, and the report."""
+    graph = make_fx(function)(*inputs)
+    expected = graph(*inputs)
+    report = apply(multiply_floats, graph, Policy())
+    torch.testing.assert_close(graph(*inputs), expected, rtol=1e-4, atol=1e-4)
+    return graph, report
+
+
+def test_a_layer_and_its_gradients():
+    x, w, bias, grad, norm = (torch.randn(*s) for s in ((ROWS, 9), (5, 9), (5,), (ROWS, 5), (ROWS, 1)))
+
+    def function(x, w, bias, grad, norm):
+        out = torch.ops.aten.addmm.default(bias, x, w.t())
+        return out, grad @ w, x.t() @ (grad * norm), grad.t() @ x
+
+    graph, report = rewritten(function, x, w, bias, grad, norm)
+    assert "mm" in targets(graph)
+    assert not {n.target for n in graph.graph.nodes} & {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+    products = [by_name(n) for n in graph.graph.nodes if n.target is ops.mm.default]
+    assert [(p["trans_a"], p["trans_b"], p["rows"] is not None) for p in products] == [
+        (False, True, False),
+        (False, False, False),
+        (True, False, True),
+        (True, False, False),
+    ]
+    assert [d.action for d in report.decisions] == [REPLACED] * 4
+    assert "multiplies rows by norm" in next(d.reason for d in report.decisions if "rows by" in d.reason)
+
+
+def test_scaled_rows_that_others_read_too_stay_a_tensor():
+    x, grad, norm = torch.randn(ROWS, 9), torch.randn(ROWS, 5), torch.randn(ROWS, 1)
+
+    def function(x, grad, norm):
+        scaled = grad * norm
+        return x.t() @ scaled, scaled.sum(0)
+
+    graph, _ = rewritten(function, x, grad, norm)
+    (product,) = (n for n in graph.graph.nodes if n.target is ops.mm.default)
+    assert by_name(product)["rows"] is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype", "why"),
+    [
+        ((ROWS - 1, 4), (4, 3), torch.float32, "rows are few"),
+        ((ROWS, 4), (4, 3), torch.float64, "it is float64"),
+        ((ROWS, 4), (4, 3), torch.bfloat16, "it is bfloat16"),
+        ((ROWS, 2), (2, MOST_WEIGHTS), torch.float32, "weights are more than"),
+        ((MOST_SUMS, ROWS), (ROWS, 2), torch.float32, "sums are more than"),
+    ],
+)
+def test_what_stays_torchs(a, b, dtype, why):
+    x, y = torch.randn(a, dtype=dtype), torch.randn(b, dtype=dtype)
+    transposed = "sums" in why
+    inputs = (x.t().contiguous() if transposed else x, y)
+    graph, report = rewritten(lambda x, y: (x.t() if transposed else x) @ y, *inputs)
+    assert "mm.default" in [str(n.target).removeprefix("aten.") for n in graph.graph.nodes]
+    (decision,) = report.decisions
+    assert decision.action == UNFUSED
+    assert why in decision.reason
+
+
+def test_both_transposed_and_scaled_terms_stay_torchs():
+    x, y, bias = torch.randn(4, ROWS), torch.randn(3, 4), torch.randn(3)
+
+    def function(x, y, bias):
+        return x.t() @ y.t(), torch.addmm(bias, x.t().contiguous(), y.t(), beta=2)
+
+    _, report = rewritten(function, x, y, bias)
+    assert [d.reason.partition(": ")[2] for d in report.decisions] == [
+        "both operands are transposed",
+        "its terms have factors",
+    ]
+
+
+@pytest.fixture
+def of_any_size(monkeypatch):
+    monkeypatch.setattr(sys.modules["gqc.passes.multiply_floats"], "FEWEST_ROWS", 1)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_models(name, bits, of_any_size):
+    """All float products of the output layer run programs where something elementwise reads them."""
+    g, x = graph_and_features()
+    tangent, results = torch.randn(len(x), CLASSES), []
+    for skip in ((), ("multiply_floats",)):
+        torch.manual_seed(0)
+        prepared = case(MODELS[name]())
+        reports = run(prepared.joint, Policy(min_size=0, bits=bits, rounding="nearest", skip=skip))
+        found = {n.target for n in prepared.joint.graph.nodes}
+        assert (torch.ops.aten.mm.default in found) == bool(skip)
+        assert torch.ops.aten.addmm.default not in found or skip
+        assert (ops.mm_pointwise.default in found) == (not skip)
+        halves = partition(prepared.joint)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            output, *saved = halves.forward(*prepared.primals(g, x))
+            results.append([output, *(t for t in halves.backward(*saved, tangent) if t is not None)])
+        if not skip:
+            fused = [d for r in reports if r.name in ("fuse_products", "pair_products") for d in r.decisions]
+            assert any(d.action == FUSED and d.primitive == "gemm" and "_gqc" in d.node for d in fused)
+    for a, b in zip(*results, strict=True):
+        assert torch.dist(a, b) <= 0.02 * b.norm() + 1e-5
+
+
+def test_an_error_report_reads_the_programs(of_any_size):
+    """What the int8 results of a float product stand for is compared with what they would be without rounding."""
+    g, x = graph_and_features()
+    compiled = gqc.compile(MODELS["sage"](), min_size=0, rounding="nearest")
+    report = gqc.error_report(compiled, *g, x)
+    assert report.nodes
+    assert all(math.isfinite(e.relative) for e in report.nodes)
