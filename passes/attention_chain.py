@@ -8,19 +8,10 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gqc.passes.nodes import IDENTITIES, aten, is_size
+from gqc.passes.nodes import aten, is_size
+from gqc.passes.pointwise_steps import FLAT_VIEWS
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_IN_ORDER = IDENTITIES | {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-}
-"""Ops whose result holds the values of their operand in the same row-major order."""
 
 
 class NotFused(Exception):
@@ -71,7 +62,7 @@ def on_to_reader(node: fx.Node) -> Iterator[fx.Node]:
 
 def keeps_order(node: fx.Node) -> bool:
     """Whether a node holds the values of its operand in the same row-major order."""
-    return node.op == "call_function" and (node.target in _IN_ORDER or _expands_nothing(node))
+    return node.op == "call_function" and (node.target in FLAT_VIEWS or _expands_nothing(node))
 
 
 def _expands_nothing(node: fx.Node) -> bool:

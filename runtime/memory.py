@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import SymInt, Tensor
 
 
 class ByIdentity:
@@ -15,7 +15,8 @@ class ByIdentity:
 
     A result holds while the tensors are the same objects in the same version; it is dropped when one of them dies.
     A view (``edge_index[0]``) may be another object if it shows the same part of the same tensor.
-    Tensors made in inference mode have no version, so nothing is remembered for them.
+    Tensors made in inference mode have no version, and those of a trace no numbers as sizes: nothing is remembered for
+    them.
     """
 
     def __init__(self, fn: Callable[..., Any], capacity: int = 8) -> None:
@@ -28,7 +29,7 @@ class ByIdentity:
         owners = []
         for x in args:
             if isinstance(x, Tensor):
-                if x.is_inference():
+                if x.is_inference() or any(isinstance(length, SymInt) for length in x.size()):
                     return self._fn(*args)
                 owner = _owner(x)
                 owners.append(owner)

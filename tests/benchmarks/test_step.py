@@ -23,7 +23,7 @@ def test_every_contestant_computes_and_learns(model: str) -> None:
 
 def test_tables_and_records(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     file = tmp_path / "step.json"
-    options = "--data arxiv --scale 0.001 --hidden 16 --layers 2 --rounds 2 --malloc default --threads 1 --memory"
+    options = "--data arxiv --scale 0.02 --hidden 64 --layers 2 --rounds 2 --malloc default --threads 1 --memory"
     names = ("gqc int8", "DGL bf16 autocast")
     monkeypatch.setattr(
         sys, "argv", ["step", *options.split(), "--json", str(file), "--model", "gat", "--contestant", *names]

@@ -88,7 +88,7 @@ def test_header_tells_where_it_comes_from() -> None:
 
 def test_names_and_comments_come_from_the_users_program() -> None:
     source = gqc.rewrite(GAT(), graph_and_features(1), min_size=0)
-    for name in ("conv1_fc_out", "conv1_fc_out_int8", "conv1_fc_weight_grad"):
+    for name in ("conv1_fc_out_int8", "conv1_attended", "conv1_fc_weight_grad"):
         assert f"{name} = " in source or f"{name}, " in source, name
     assert "# conv1.fc (Linear), gatconv.py:" in source
     assert "h = F.elu(self.conv1(graph, x).flatten(1))" in source

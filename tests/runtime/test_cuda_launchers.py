@@ -8,7 +8,7 @@ from gqc.runtime.cuda import LAUNCHERS
 
 def test_every_cpu_kernel_has_a_launcher() -> None:
     typed = {"typed_spmm", "typed_spmm_bwd_b", "qtyped_spmm", "qtyped_spmm_bwd_b"}
-    programs = {f"{product}_pointwise" for product in ("spmm", "qspmm", "qgemm", "quantize_qgemm")}
+    programs = {f"{product}_pointwise" for product in ("mm", "spmm", "qspmm", "qgemm", "quantize_qgemm")}
     attention = {"attend", "attend_bwd"}
-    without = {"pointwise", *programs, *typed, *attention}  # run as torch's or gqc's other ops on a GPU
+    without = {"mm", "pointwise", *programs, *typed, *attention}  # run as torch's or gqc's other ops on a GPU
     assert set(native.SIGNATURES) - set(LAUNCHERS) == without

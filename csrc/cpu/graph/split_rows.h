@@ -33,6 +33,7 @@ Error for_split_rows(int64_t threads, Rows<Index> rows, int64_t work, const Job&
     Error error = nullptr;
     const auto fail = [&] { __atomic_store_n(&error, kOutOfMemory, __ATOMIC_RELAXED); };
     for_row_ranges(threads, rows, work, [&](int64_t first, int64_t last) {
+        if (first == last) return;  // behind the last row too, in whose block it would begin
         const int64_t end = last == rows.count ? last : last / block * block;
         Worker worker(job);
         if (!worker.ok()) return fail();
