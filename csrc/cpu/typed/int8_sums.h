@@ -143,8 +143,8 @@ class Int8Sums {
     template <int vectors>
     void write_panel(int64_t j0, int64_t columns) {
         finish_panel<true, true, vectors>({first_, count_, j0, columns}, {job_.scale, nullptr, nullptr, false},
-                                                job_.shape.n, worker_.values() + j0, &largest_,
-                                                [&](int64_t r, int v) { return sum_of(r, j0 + v * kLanes); });
+                                          job_.shape.n, worker_.values() + j0, &largest_,
+                                          [&](int64_t r, int v) { return sum_of(r, j0 + v * kLanes); });
     }
 
     const Job& job_;
