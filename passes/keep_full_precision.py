@@ -116,7 +116,7 @@ def _too_small(nodes: list[fx.Node], policy: Policy) -> dict[fx.Node, str]:
             reasons[node] = f"its largest operand has {largest} elements, {limit}"
     if on_cpu:
         for node, time in estimates(on_cpu, policy.costs or machine.costs()).items():
-            if time.int8 > time.full:
+            if time.loses():
                 dtype = str(operands(node)[0].meta["val"].dtype).removeprefix("torch.")
                 reasons[node] = f"int8 would take {time.int8:.3g} us, {dtype} {time.full:.3g} us"
     return reasons

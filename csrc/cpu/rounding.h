@@ -92,7 +92,9 @@ inline void round_run(const T* x, const uint16_t* random, int64_t count, float i
                       [[maybe_unused]] bool streamed) {
     int64_t i = 0;
 #if defined(__AVX2__)
-    const auto at = [&](int64_t j) { return floored<stochastic>(load_wide(x + j), random + j, inverse, limit); };
+    const auto at = [&](int64_t j) {
+        return floored<stochastic>(load_wide(x + j), stochastic ? random + j : nullptr, inverse, limit);
+    };
     streamed = streamed && reinterpret_cast<uintptr_t>(q) % kStreamedVector == 0;
     for (; i + 4 * kWide <= count; i += 4 * kWide)
         put_bytes(at(i), at(i + kWide), at(i + 2 * kWide), at(i + 3 * kWide), static_cast<int>(limit), q + i, streamed);
@@ -138,24 +140,22 @@ struct Rounding {
         if (inverse == 0)
             std::memset(q, 0, static_cast<size_t>(count));
         else if (stochastic)
-            apply_chunks<true>(x, first, count, q, streamed);
+            apply_chunks(x, first, count, q, streamed);
         else
-            apply_chunks<false>(x, first, count, q, streamed);
+            round_run<false>(x, nullptr, count, inverse, limit, q, streamed);
     }
 
   private:
     static constexpr int64_t kNoSeed[2] = {};
 
-    template <bool stochastic, typename T>
+    template <typename T>
     void apply_chunks(const T* x, int64_t first, int64_t count, int8_t* q, bool streamed) const {
         alignas(64) uint16_t random[kRoundedChunk];
         for (int64_t at = 0; at < count; at += kRoundedChunk) {
             const int64_t chunk = count - at < kRoundedChunk ? count - at : kRoundedChunk;
-            if (stochastic) {
-                const uint64_t block = static_cast<uint64_t>((first + at) / kBlockElements);
-                random_bits(stream, block, random, (chunk + kBlockElements - 1) / kBlockElements);
-            }
-            round_run<stochastic>(x + at, random, chunk, inverse, limit, q + at, streamed);
+            const uint64_t block = static_cast<uint64_t>((first + at) / kBlockElements);
+            random_bits(stream, block, random, (chunk + kBlockElements - 1) / kBlockElements);
+            round_run<true>(x + at, random, chunk, inverse, limit, q + at, streamed);
         }
     }
 };

@@ -29,11 +29,19 @@ class Work(NamedTuple):
     operands: tuple[tuple[int, int], ...] = ()
 
 
+_LEEWAY = 2.0
+"""Up to how much faster than estimated int8 is: fusion is not counted, and torch's narrow products are overrated."""
+
+
 class Estimate(NamedTuple):
     """Microseconds of a primitive in full precision and in int8, its share of the int8 copies included."""
 
     full: float
     int8: float
+
+    def loses(self) -> bool:
+        """Whether int8 would be slower, however much fusion spares it."""
+        return self.int8 > _LEEWAY * self.full
 
 
 def _rate(unit: str, value: float) -> float:
