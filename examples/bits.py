@@ -37,7 +37,7 @@ def bit_rule(data: NodeData, model: str) -> BitRule:
     how = recipe(model, data.name.lower())
     data = how.prepare(data)
     torch.manual_seed(0)
-    compiled = gqc.compile(how.model(data), bits="auto")
+    compiled = gqc.compile(how.model(data), bits="auto", min_size=0)
     compiled(data.graph, data.features)
     with contextlib.redirect_stdout(io.StringIO()):
         (variant,) = gqc.explain(compiled).variants
@@ -49,7 +49,7 @@ def variants(output_layer: bool) -> Variants:
     """Training in full precision and at each width, by the name of the width."""
 
     def at(bits: int) -> Callable[[nn.Module], nn.Module]:
-        return lambda model: gqc.compile(model, bits=bits, keep_output_layer=not output_layer)
+        return lambda model: gqc.compile(model, bits=bits, keep_output_layer=not output_layer, min_size=0)
 
     return {"fp32": lambda model: model} | {str(bits): at(bits) for bits in WIDTHS}
 

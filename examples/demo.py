@@ -55,7 +55,7 @@ def train_both(how: Recipe, data: NodeData, count: int, each: Callable[[str], No
     """Train the same initial model in FP32 and in INT8, epoch by epoch in turns; ``each`` gets a line a round."""
     data = how.prepare(data)
     eager = how.model(data)
-    quantized = gqc.compile(copy.deepcopy(eager))
+    quantized = gqc.compile(copy.deepcopy(eager), min_size=0)  # by default, small primitives stay in full precision
     runs = [epochs(model, how.optimizer(model), data, count) for model in (eager, quantized)]
     histories: list[list[Epoch]] = [[], []]
     for pair in zip(*runs, strict=True):

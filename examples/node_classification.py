@@ -34,10 +34,16 @@ from examples.training import best, epochs
 
 Variants = dict[str, Callable[[nn.Module], nn.Module]]
 
-BASE: Variants = {"fp32": lambda model: model, "int8": gqc.compile}
+
+def everything(**options: Any) -> Callable[[nn.Module], nn.Module]:
+    """Compiles with all primitives in INT8, also those that are small enough to be faster in full precision."""
+    return lambda model: gqc.compile(model, **{"min_size": 0, **options})
+
+
+BASE: Variants = {"fp32": lambda model: model, "int8": everything()}
 VARIANTS: Variants = BASE | {
-    "int8 nearest": lambda model: gqc.compile(model, rounding="nearest"),
-    "int8 output layer too": lambda model: gqc.compile(model, keep_output_layer=False),
+    "int8 nearest": everything(rounding="nearest"),
+    "int8 output layer too": everything(keep_output_layer=False),
 }
 
 
@@ -47,7 +53,7 @@ def variant(options: str) -> Callable[[nn.Module], nn.Module]:
     Raises:
         ValueError: a part has no ``=``, or the policy refuses a name or value.
     """
-    fields = {}
+    fields: dict[str, Any] = {}
     for part in options.split(","):
         name, given, value = part.partition("=")
         if not given:
@@ -56,8 +62,8 @@ def variant(options: str) -> Callable[[nn.Module], nn.Module]:
             fields[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             fields[name] = value  # a word without quotes
-    policy = gqc.Policy.of(None, fields)
-    return lambda model: gqc.compile(model, policy)
+    gqc.Policy.of(None, fields)  # refuses before anything is trained
+    return everything(**fields)
 
 
 def compare(
