@@ -40,7 +40,7 @@ def keep_full_precision(joint: JointGraph, policy: Policy) -> Report:
     5. that a normalization layer runs, whose statistics an error would shift for all rows, and their backward. What
        feeds a norm is quantized: it divides by a deviation that has the same error, and amplifies none;
     6. whose largest operand has fewer than ``min_size`` elements at the example call or, without ``min_size``, that
-       int8 is estimated to make slower (:mod:`gqc.passes.estimate`, ``Policy.costs``).
+       int8 is estimated to make twice as slow (:mod:`gqc.passes.estimate`, ``Policy.costs``).
 
     A backward primitive belongs to the forward primitive with the same recorded call. Softmax, norms, activations and
     sums with a bias are no primitives and always run in full precision.
