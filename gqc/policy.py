@@ -78,7 +78,7 @@ class Policy:
         attention_logits: precision of the primitives that feed an edge softmax, or a softmax that primitives follow:
             ``"fp32"`` or ``"int8"``.
         min_size: a primitive whose largest operand has fewer elements stays in full precision; 0 quantizes small ones
-            too. ``None``: those stay for which int8 is estimated to be far slower, by ``costs`` on a CPU and by a size of
+            too. ``None``: those stay that int8 is estimated to make far slower, by ``costs`` on a CPU and by a size of
             4,096 elements elsewhere (docs/cost.md).
         costs: constants of the machine that estimates follow from. ``None``: those that ``gqc doctor --tune`` measured
             on this machine, else built-in ones.
