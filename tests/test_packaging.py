@@ -107,7 +107,9 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the unpacked sdist as package builders do, with the objects that the checkout has."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Debian's Python 3.11 has none
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
     (source,) = folder.iterdir()
     if (ROOT / OBJECTS).exists():
         shutil.copytree(ROOT / OBJECTS, source / OBJECTS)
