@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +13,23 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import gqc
 from gqc.passes import apply, multiply_floats, partition, run
-from gqc.passes.multiply_floats import FEWEST_ROWS, MOST_SUMS, MOST_WEIGHTS
+from gqc.passes.multiply_floats import FEWEST_ROWS, MOST_SUMS, MOST_WEIGHTS, refusal
 from gqc.passes.nodes import by_name
 from gqc.passes.report import FUSED, REPLACED, UNFUSED
 from gqc.policy import Policy
+from gqc.runtime import native
 from tests.passes.models import CLASSES, MODELS, case, graph_and_features, ops
 from tests.passes.test_fuse_products import targets
 
 ROWS = FEWEST_ROWS
+
+
+@pytest.fixture(autouse=True)
+def vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass leaves products to torch where gqc has portable code only; what it does else holds for that code too."""
+    pretended = SimpleNamespace(isa=lambda: "avx2")
+    if native.isa() == "portable":
+        monkeypatch.setattr(sys.modules[refusal.__module__], "native", pretended)
 
 
 def rewritten(function, *inputs: Tensor):
