@@ -26,7 +26,7 @@ from gqc.passes.pointwise_steps import step_of
 from gqc.passes.primitive import mark, ops
 from gqc.passes.product_fusion import MOST_CONTRACTED
 from gqc.passes.report import REPLACED, Decision, Report
-from gqc.passes.saved_values import choose_saved, tangent_dependent
+from gqc.passes.saved_values import REPEATED, choose_saved, tangent_dependent
 from gqc.policy import Policy
 
 GEMM = ops.qgemm.default
@@ -51,10 +51,11 @@ def recompute_products(joint: JointGraph, policy: Policy) -> Report:
     saved_values = {source(node)[0] for node in saved}
     for product in list(joint.graph.find_nodes(op="call_function", target=GEMM, sort=True)):
         value = pick(product, 0)
-        readers = [node for node in _readers(value) if node in late]
         if value not in saved_values or not _is_cheap(product, saved_values):
             continue
-        if all(step_of(node) is not None for node in readers):
+        # Through other views than reshapes, as an expand, the backward would still read what is saved.
+        readers = [node for node in _readers(value) if node in late or node.target in REPEATED]
+        if readers and all(step_of(node) is not None for node in readers):
             again = _again(product, min(readers))
             for reader in readers:
                 _let_read(reader, value, again)

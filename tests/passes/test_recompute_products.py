@@ -32,6 +32,16 @@ class Activated(nn.Module):
         return self.last(self.activation(self.second(F.relu(self.first(x)))))
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, 1), nn.Linear(HIDDEN, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        return self.last(x * self.gate(x).expand_as(x))
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -83,8 +93,9 @@ def test_heads_of_attention() -> None:
         (Activated(lambda x: x.cumsum(0) * x), ROWS, {"keep": ["second"]}),
         (Activated(lambda x: F.softmax(x, 1)), ROWS, {}),  # its backward reads its result
         (Activated(F.relu), ROWS, {}),  # a mask is enough
+        (Gated(), ROWS, {}),  # the backward expands it
     ],
-    ids=["full precision", "few rows", "kept", "softmax", "relu"],
+    ids=["full precision", "few rows", "kept", "softmax", "relu", "expanded"],
 )
 def test_what_is_not_computed_again(model: nn.Module, rows: int, options: dict[str, Any]) -> None:
     report = outcome(model, torch.randn(rows, WIDTH), **options)[2]
