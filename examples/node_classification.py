@@ -62,8 +62,8 @@ def variant(options: str) -> Callable[[nn.Module], nn.Module]:
             fields[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             fields[name] = value  # a word without quotes
-    gqc.Policy.of(None, fields)  # refuses before anything is trained
-    return everything(**fields)
+    policy = gqc.Policy.of(None, {"min_size": 0, **fields})
+    return lambda model: gqc.compile(model, policy)
 
 
 def compare(

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gqc.passes.nodes import aten, is_size
-from gqc.passes.pointwise_steps import FLAT_VIEWS
+from gqc.passes.pointwise_steps import FLAT_VIEWS, is_same_size
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -22,10 +21,6 @@ def need(holds: object, otherwise: str) -> None:
     """Raise :class:`NotFused` unless something holds."""
     if not holds:
         raise NotFused(otherwise)
-
-
-def same_size(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
-    return statically_known_true(size == other)
 
 
 def shape_of(x: fx.Node) -> str:
@@ -69,4 +64,4 @@ def _expands_nothing(node: fx.Node) -> bool:
     if node.target is not aten.expand.default:
         return False
     before, after = node.args[0].meta["val"].shape, node.meta["val"].shape  # type: ignore[union-attr]
-    return len(before) == len(after) and all(same_size(a, b) for a, b in zip(before, after, strict=True))
+    return is_same_size(before, after)

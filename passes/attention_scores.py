@@ -17,10 +17,10 @@ from gqc.passes.attention_chain import (
     on_to_reader,
     only,
     readers,
-    same_size,
     shape_of,
 )
 from gqc.passes.nodes import aten, by_name, call
+from gqc.passes.pointwise_steps import is_same, is_same_size
 from gqc.passes.primitive import ops
 from gqc.runtime.relation import reverse
 
@@ -122,7 +122,7 @@ class SumScores(Scores):
         source, destination = _sum_of_ends(relation, logits)  # type: ignore[arg-type]
         for x in (source, destination, logits):
             shape = x.meta["val"].shape  # type: ignore[union-attr]
-            fits = len(shape) == 3 and same_size(shape[2], 1) and same_size(shape[1], activation.meta["val"].shape[1])
+            fits = len(shape) == 3 and is_same(shape[2], 1) and is_same(shape[1], activation.meta["val"].shape[1])
             need(fits, shape_of(x))  # type: ignore[arg-type]
         return cls(relation, [logits, activation], source, destination)  # type: ignore[list-item]
 
@@ -186,7 +186,7 @@ class AdditiveScores(KeyScores):
         source, destination = _sum_of_ends(relation, summed)  # type: ignore[arg-type]
         shape = [1, *source.meta["val"].shape[1:]]
         of_vector = [1] * (3 - vector.meta["val"].dim()) + list(vector.meta["val"].shape)
-        fits = len(of_vector) == 3 and all(same_size(a, b) for a, b in zip(shape, of_vector, strict=True))
+        fits = len(of_vector) == 3 and is_same_size(tuple(shape), tuple(of_vector))
         need(fits, shape_of(vector))
         need(source.meta["val"].shape[1:] == destination.meta["val"].shape[1:], shape_of(destination))
         calls = [summed, activation, product, total, *reshapes[-2::-1]]
@@ -283,8 +283,8 @@ def scores_of(softmax: fx.Node) -> Scores:
         dtype = x.meta["val"].dtype  # type: ignore[union-attr]
         need(dtype in FLOATS, f"its logits are {str(dtype).removeprefix('torch.')}")
     shape = logits.meta["val"].shape  # type: ignore[union-attr]
-    fits = len(shape) == 3 and same_size(shape[2], 1)
-    need(fits and same_size(shape[1], scores.source.meta["val"].shape[1]), shape_of(logits))  # type: ignore[arg-type]
+    fits = len(shape) == 3 and is_same(shape[2], 1)
+    need(fits and is_same(shape[1], scores.source.meta["val"].shape[1]), shape_of(logits))  # type: ignore[arg-type]
     return scores
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import fx
 
 from gqc.joint import JointGraph
-from gqc.passes.attention_chain import FLOATS, NotFused, back_to_values, need, only, readers, same_size, shape_of
+from gqc.passes.attention_chain import FLOATS, NotFused, back_to_values, need, only, readers, shape_of
 from gqc.passes.attention_scores import Scores, scores_of
 from gqc.passes.nodes import BACKWARD, FORWARD, aten, by_name, call, drop_unused, half, origin, pick
+from gqc.passes.pointwise_steps import is_same
 from gqc.passes.primitive import ATTENTION, mark, ops
 from gqc.passes.report import KEPT, REPLACED, Decision, Report
 from gqc.policy import Policy
@@ -126,7 +127,7 @@ def _forward(softmax: fx.Node) -> _Forward:
         fits = plain and given["op"] == "mul" and given["e"] is weights
         need(fits and given["g"] == along, f"{total.name} is no sum of weighted features along the same edges")
         shape = given["u"].meta["val"].shape
-        need(len(shape) == 3 and same_size(shape[1], heads), shape_of(given["u"]))
+        need(len(shape) == 3 and is_same(shape[1], heads), shape_of(given["u"]))
         need(total.target is ops.qspmm.default or given["u"].meta["val"].dtype in FLOATS, "its features are float64")
     backward_total = backward_totals[0] if backward_totals else None
     return _Forward(relation, scores, softmax, dropout, weights, totals[0], backward_total)
