@@ -52,8 +52,8 @@ SIGNATURES = {
     "pack_bits": "piiip",
     "unpack_bits": "piiip",
     # compress_rows
-    "compress_rows": "piiiipiippp",
-    "decompress_rows": "pppiiiiip",
+    "compress_rows": "piiiiipiippp",
+    "decompress_rows": "pppiiiiiip",
     # gemm
     "qgemm": "ppippiiiiiippiippp",
     "quantize_qgemm": "pippiiippppiiiippiippp",

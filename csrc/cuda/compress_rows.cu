@@ -51,33 +51,36 @@ __device__ __forceinline__ float stat(const void* stats, int64_t row, bool in_bf
     return in_bfloat16 ? to_float(static_cast<const bfloat16*>(stats)[row]) : static_cast<const float*>(stats)[row];
 }
 
-// The lanes that share a row: 1, 2, .. 32 neighbours, or a block. A lane takes 8 elements of each 8 * size.
-struct RowTeam {
+// The lanes that share a run: 1, 2, .. 32 neighbours, or a block. A lane takes 8 elements of each 8 * size.
+struct RunTeam {
     int size, lane;
-    int64_t row, stride;  // of the team, and from one of its rows to the next
+    int64_t run, stride;  // of the team, and from one of its runs to the next
 
-    __device__ __forceinline__ explicit RowTeam(int64_t lanes)
+    __device__ __forceinline__ explicit RunTeam(int64_t lanes)
         : size(static_cast<int>(lanes)),
           lane(static_cast<int>(threadIdx.x) & (size - 1)),
-          row(grid_thread() / size),
+          run(grid_thread() / size),
           stride(grid_threads() / size) {}
 };
 
-// Random bits of 8 elements from one on that need not begin a block.
-__device__ __forceinline__ uint4 bits_from(const RoundingBits& random, int64_t element) {
-    const uint4 first = random.words(element / kBlockElements);
-    const int skipped = static_cast<int>(element % kBlockElements);
-    if (skipped == 0) return first;
-    const uint4 second = random.words(element / kBlockElements + 1);
-    uint32_t w[kBlockElements] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-#pragma unroll
-    for (int i = 0; i < 6; ++i) w[i] = skipped & 4 ? w[i + 2] : w[i];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) w[i] = skipped & 2 ? w[i + 1] : w[i];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], skipped % 2 * 16);
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
+// A row's elements in groups, which teams share among them. A run is a group of a row.
+struct Runs {
+    int64_t width, group, bits, of_row, bytes;  // bytes: of a packed row
+
+    __device__ __forceinline__ Runs(int64_t width, int64_t group, int64_t bits)
+        : width(width), group(group), bits(bits), of_row((width + group - 1) / group), bytes((width * bits + 7) / 8) {}
+};
+
+struct Run {
+    int64_t first, byte, count;  // its first element and byte, and its elements
+
+    __device__ __forceinline__ Run(const Runs& runs, int64_t run) {
+        const int64_t row = runs.of_row == 1 ? run : run / runs.of_row, column = (run - row * runs.of_row) * runs.group;
+        first = row * runs.width + column;
+        byte = row * runs.bytes + column * runs.bits / 8;
+        count = runs.width - column < runs.group ? runs.width - column : runs.group;
+    }
+};
 
 // Eight values of `bits` bits, low bits first.
 __device__ __forceinline__ uint2 packed_group(uint2 values, int64_t bits) {
@@ -130,27 +133,28 @@ __device__ __forceinline__ bool whole_vectors(const T* x, int64_t width) {
 }
 
 template <typename T>
-__device__ __forceinline__ void compress(const T* x, int64_t rows, int64_t width, int64_t bits, const int64_t* seed,
-                                         int64_t node, int64_t in_bfloat16, int64_t lanes, uint8_t* packed, void* zeros,
+__device__ __forceinline__ void compress(const T* x, int64_t rows, const Runs& runs, const int64_t* seed, int64_t node,
+                                         int64_t in_bfloat16, int64_t lanes, uint8_t* packed, void* zeros,
                                          void* ranges) {
     GQC_SHARED(int32_t, ends_of_warps, 2 * kWarp);
-    const RowTeam team(lanes);
+    const RunTeam team(lanes);
     const RoundingBits random(seed, node);
+    const int64_t bits = runs.bits, all = rows * runs.of_row, of_team = static_cast<int64_t>(team.size) * kEight;
     const float bins = static_cast<float>((1 << bits) - 1);
-    const int64_t bytes = (width * bits + 7) / 8, of_team = static_cast<int64_t>(team.size) * kEight;
-    const bool vectors = whole_vectors(x, width), whole = whole_groups(packed, bytes, bits);
+    const bool vectors = whole_vectors(x, runs.width), whole = whole_groups(packed, runs.bytes, bits);
     const bool is_block = team.size > kWarp;
     // All lanes of a warp or block take the same number of steps.
-    const int64_t first_row = team.row - (is_block ? 0 : lane_id() / team.size);
+    const int64_t first_run = team.run - (is_block ? 0 : lane_id() / team.size);
 #pragma unroll 1
-    for (int64_t start = first_row; start < rows; start += team.stride) {
-        const int64_t row = start + (team.row - first_row);
-        const T* from = x + row * width;
-        const int64_t end = row < rows ? width : 0;
+    for (int64_t start = first_run; start < all; start += team.stride) {
+        const int64_t index = start + (team.run - first_run);
+        const Run run(runs, index);
+        const T* from = x + run.first;
+        const int64_t end = index < all ? run.count : 0;
         Ends ends;
 #pragma unroll 1
         for (int64_t at = team.lane * kEight; at < end; at += of_team) {
-            const int count = count_of_eight(at, width);
+            const int count = count_of_eight(at, end);
             float values[kEight];
             load_eight(from + at, count, vectors, values);
 #pragma unroll
@@ -162,7 +166,7 @@ __device__ __forceinline__ void compress(const T* x, int64_t rows, int64_t width
         for (int distance = (is_block ? kWarp : team.size) / 2; distance; distance /= 2)
             ends.add(__shfl_xor_sync(kAllLanes, ends.least, distance), __shfl_xor_sync(kAllLanes, ends.most, distance));
         if (is_block) {
-            __syncthreads();  // the row before has been read
+            __syncthreads();  // the run before has been read
             if (lane_id() == 0) {
                 ends_of_warps[2 * warp_id()] = ends.least;
                 ends_of_warps[2 * warp_id() + 1] = ends.most;
@@ -171,17 +175,17 @@ __device__ __forceinline__ void compress(const T* x, int64_t rows, int64_t width
             for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
                 ends.add(ends_of_warps[2 * warp], ends_of_warps[2 * warp + 1]);
         }
-        if (row >= rows) continue;
+        if (index >= all) continue;
         const RowStats stats(ends, in_bfloat16);
-        if (team.lane == 0) stats.keep(row, in_bfloat16, zeros, ranges);
+        if (team.lane == 0) stats.keep(index, in_bfloat16, zeros, ranges);
         const float quotient = bins / stats.range, factor = is_finite(quotient) ? quotient : 0.0f;
         const float zero = is_finite(stats.zero) ? stats.zero : 0.0f;
 #pragma unroll 1
-        for (int64_t at = team.lane * kEight; at < width; at += of_team) {
-            const int count = count_of_eight(at, width);
+        for (int64_t at = team.lane * kEight; at < end; at += of_team) {
+            const int count = count_of_eight(at, end);
             float values[kEight];
             load_eight(from + at, count, vectors, values);
-            const uint4 words = bits_from(random, row * width + at);
+            const uint4 words = random.words_from(run.first + at);
             const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
             uint32_t q[kEight];
 #pragma unroll
@@ -193,7 +197,7 @@ __device__ __forceinline__ void compress(const T* x, int64_t rows, int64_t width
                 q[i] = i < count ? __float_as_uint(floor) : 0u;
             }
             const uint2 eight = make_uint2(first_bytes(q[0], q[1], q[2], q[3]), first_bytes(q[4], q[5], q[6], q[7]));
-            store_group(packed + row * bytes + at * bits / 8, packed_group(eight, bits), count, bits, whole);
+            store_group(packed + run.byte + at * bits / 8, packed_group(eight, bits), count, bits, whole);
         }
     }
 }
@@ -211,19 +215,19 @@ __device__ __forceinline__ float within<float16>(float y) {
 
 template <typename T>
 __device__ __forceinline__ void decompress(const uint8_t* packed, const void* zeros, const void* ranges,
-                                           int64_t in_bfloat16, int64_t rows, int64_t width, int64_t bits,
-                                           int64_t lanes, T* out) {
-    const RowTeam team(lanes);
+                                           int64_t in_bfloat16, int64_t rows, const Runs& runs, int64_t lanes, T* out) {
+    const RunTeam team(lanes);
+    const int64_t bits = runs.bits, all = rows * runs.of_row, of_team = static_cast<int64_t>(team.size) * kEight;
     const float bins = static_cast<float>((1 << bits) - 1);
-    const int64_t bytes = (width * bits + 7) / 8, of_team = static_cast<int64_t>(team.size) * kEight;
-    const bool vectors = whole_vectors(out, width), whole = whole_groups(packed, bytes, bits);
+    const bool vectors = whole_vectors(out, runs.width), whole = whole_groups(packed, runs.bytes, bits);
 #pragma unroll 1
-    for (int64_t row = team.row; row < rows; row += team.stride) {
-        const float zero = stat(zeros, row, in_bfloat16), step = stat(ranges, row, in_bfloat16) / bins;
+    for (int64_t index = team.run; index < all; index += team.stride) {
+        const Run run(runs, index);
+        const float zero = stat(zeros, index, in_bfloat16), step = stat(ranges, index, in_bfloat16) / bins;
 #pragma unroll 1
-        for (int64_t at = team.lane * kEight; at < width; at += of_team) {
-            const int count = count_of_eight(at, width);
-            const uint2 group = load_group(packed + row * bytes + at * bits / 8, count, bits, whole);
+        for (int64_t at = team.lane * kEight; at < run.count; at += of_team) {
+            const int count = count_of_eight(at, run.count);
+            const uint2 group = load_group(packed + run.byte + at * bits / 8, count, bits, whole);
             const uint2 eight = unpacked_group(group, bits);
             float values[kEight];
 #pragma unroll
@@ -233,28 +237,30 @@ __device__ __forceinline__ void decompress(const uint8_t* packed, const void* ze
                 const float q = __fsub_rn(__uint_as_float(above), 8388608.0f);
                 values[i] = within<T>(__fadd_rn(__fmul_rn(q, step), zero));
             }
-            store_eight(out + row * width + at, values, count, vectors);
+            store_eight(out + run.first + at, values, count, vectors);
         }
     }
 }
 
-// x: [rows, width]; bits: 1, 2, 4 or 8; seed: two numbers, or null to round to nearest; packed: [rows, (width * bits +
-// 7) / 8] bytes; zeros, ranges: [rows] floats, or bfloat16; lanes: threads that share a row, a power of two up to 32,
-// or all 256. rows, width > 0.
-#define GQC_COMPRESS_ROWS(SUFFIX, T)                                                                                 \
-    GQC_GLOBAL(256, 2)                                                                                               \
-    compress_rows_##SUFFIX(const T* x, int64_t rows, int64_t width, int64_t bits, const int64_t* seed, int64_t node, \
-                           int64_t in_bfloat16, int64_t lanes, uint8_t* packed, void* zeros, void* ranges) {         \
-        compress(x, rows, width, bits, seed, node, in_bfloat16, lanes, packed, zeros, ranges);                       \
-    }                                                                                                                \
+// x: [rows, width]; group: elements of a row that share zero and range, a multiple of 8 or at least the width; bits: 1,
+// 2, 4 or 8; seed: two numbers, or null to round to nearest; packed: [rows, (width * bits + 7) / 8] bytes; zeros,
+// ranges: [rows, groups of a row] floats, or bfloat16; lanes: threads that share a group, a power of two up to 32, or
+// all 256. rows, width > 0.
+#define GQC_COMPRESS_ROWS(SUFFIX, T)                                                                                  \
+    GQC_GLOBAL(256, 2)                                                                                                \
+    compress_rows_##SUFFIX(const T* x, int64_t rows, int64_t width, int64_t group, int64_t bits, const int64_t* seed, \
+                           int64_t node, int64_t in_bfloat16, int64_t lanes, uint8_t* packed, void* zeros,            \
+                           void* ranges) {                                                                            \
+        compress(x, rows, Runs(width, group, bits), seed, node, in_bfloat16, lanes, packed, zeros, ranges);           \
+    }                                                                                                                 \
     GQC_EXPORT(compress_rows_##SUFFIX)
 GQC_OF_EACH_TYPE(GQC_COMPRESS_ROWS)
 
 #define GQC_DECOMPRESS_ROWS(SUFFIX, T)                                                                          \
     GQC_GLOBAL(256)                                                                                             \
     decompress_rows_##SUFFIX(const uint8_t* packed, const void* zeros, const void* ranges, int64_t in_bfloat16, \
-                             int64_t rows, int64_t width, int64_t bits, int64_t lanes, T* out) {                \
-        decompress(packed, zeros, ranges, in_bfloat16, rows, width, bits, lanes, out);                          \
+                             int64_t rows, int64_t width, int64_t group, int64_t bits, int64_t lanes, T* out) { \
+        decompress(packed, zeros, ranges, in_bfloat16, rows, Runs(width, group, bits), lanes, out);             \
     }                                                                                                           \
     GQC_EXPORT(decompress_rows_##SUFFIX)
 GQC_OF_EACH_TYPE(GQC_DECOMPRESS_ROWS)

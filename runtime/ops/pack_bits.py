@@ -34,13 +34,13 @@ def check_bits(op: str, bits: int) -> None:
 
 
 def check_packed_rows(op: str, packed: Tensor, bits: int, width: int) -> None:
-    """Refuse a tensor that does not hold packed rows of ``width`` values.
+    """Refuse a tensor that does not hold packed rows of ``width`` values in its last axis.
 
     Raises:
         KernelError: saying what it should be.
     """
     check_bits(op, bits)
-    if packed.dtype is not torch.uint8 or packed.dim() != 2 or packed.shape[1] != bytes_of_row(width, bits):
+    if packed.dtype is not torch.uint8 or packed.shape[-1:] != (bytes_of_row(width, bits),):
         raise KernelError(
             f"gqc.{op}: rows of {width} values of {bits} bits are uint8 [N, {bytes_of_row(width, bits)}], not "
             f"{packed.dtype} {list(packed.shape)}: pack them with gqc.pack_bits"
@@ -74,6 +74,8 @@ def _pack_bits_fake(values: Tensor, bits: int) -> Tensor:
 
 def _unpack_bits(packed: Tensor, bits: int, width: int) -> Tensor:
     check_packed_rows("unpack_bits", packed, bits, width)
+    if packed.dim() != 2:
+        raise KernelError(f"gqc.unpack_bits takes rows [N, bytes] and got {list(packed.shape)}: flatten its first axes")
     packed = packed.contiguous()
     if bits == 8:
         return packed.clone()

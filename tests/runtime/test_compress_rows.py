@@ -29,13 +29,15 @@ def assert_same(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
-def assert_equals_reference(x: Tensor, bits: int, seed: Tensor | None, stats: torch.dtype, out: torch.dtype) -> None:
-    got, want = gqc.compress_rows(x, bits, seed, 3, stats), reference.compress_rows(x, bits, seed, 3, stats)
+def assert_equals_reference(
+    x: Tensor, bits: int, seed: Tensor | None, stats: torch.dtype, out: torch.dtype, group: int = 0
+) -> None:
+    got = gqc.compress_rows(x, bits, seed, 3, stats, group)
+    want = reference.compress_rows(x, bits, seed, 3, stats, group)
     for a, b in zip(got, want, strict=True):
         assert_same(a, b)
-    assert_same(
-        gqc.decompress_rows(*got, bits, x.shape[1], out), reference.decompress_rows(*want, bits, x.shape[1], out)
-    )
+    how = bits, x.shape[-1], out, group
+    assert_same(gqc.decompress_rows(*got, *how), reference.decompress_rows(*want, *how))
 
 
 def round_trip(x: Tensor, bits: int, seed: Tensor | None = None, stats: torch.dtype = FLOAT) -> Tensor:
@@ -53,6 +55,7 @@ def round_trip(x: Tensor, bits: int, seed: Tensor | None = None, stats: torch.dt
     stats=st.sampled_from(STATS),
     offset=st.integers(0, 5),
     scale=st.sampled_from([1.0, 1e-3, 1e3]),
+    group=st.sampled_from([0, 8, 24, 64]),
     backend=st.sampled_from(BACKENDS),
 )
 def test_equals_reference(
@@ -65,18 +68,36 @@ def test_equals_reference(
     stats: torch.dtype,
     offset: int,
     scale: float,
+    group: int,
     backend: str,
 ) -> None:
     memory = (torch.randn(offset + rows * width) * scale + torch.randn(())).to(dtype)
     x, seed = memory[offset:].view(rows, width), draw_seed() if stochastic else None
     with on_backend(backend):
-        assert_equals_reference(x, bits, seed, stats, out)
+        assert_equals_reference(x, bits, seed, stats, out, group)
 
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("rows", "width"), [(3, 9001), (1, 4096), (700, 64), (90, 257), (5, 2056), (3000, 3)])
 def test_large_tensors_equal_reference(backend: str, threads: int, bits: int, rows: int, width: int) -> None:
     assert_equals_reference(torch.randn(rows, width), bits, draw_seed(), BFLOAT, BFLOAT)
+
+
+@pytest.mark.parametrize(
+    ("shape", "group"), [((9001,), 4104), ((9001,), 256), ((3, 4, 33), 16), ((2, 0, 5), 8), ((0,), 8)]
+)
+def test_groups_of_tensors_of_any_rank_equal_reference(
+    backend: str, threads: int, shape: tuple[int, ...], group: int
+) -> None:
+    for bits in BITS:
+        assert_equals_reference(torch.randn(shape), bits, draw_seed(), BFLOAT, FLOAT, group)
+
+
+def test_groups_are_rows_of_their_own(backend: str) -> None:
+    x, seed = torch.randn(6, 96), draw_seed()
+    by_group, by_row = gqc.compress_rows(x, 2, seed, 0, FLOAT, 32), gqc.compress_rows(x.view(18, 32), 2, seed, 0, FLOAT)
+    for a, b, width in zip(by_group, by_row, (24, 3, 3), strict=True):
+        assert torch.equal(a, b.view(6, width))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,8 +168,10 @@ def test_refusals_say_what_is_wrong() -> None:
     x = torch.randn(4, 6)
     with pytest.raises(KernelError, match="compress_rows: bits=3 is none of 1, 2, 4, 8"):
         gqc.compress_rows(x, 3, None, 0, FLOAT)
-    with pytest.raises(KernelError, match=r"takes rows \[N, W\] and got \[4, 2, 3\]: flatten"):
-        gqc.compress_rows(x.view(4, 2, 3), 2, None, 0, FLOAT)
+    with pytest.raises(KernelError, match=r"takes rows \[\*, W\] and got a scalar"):
+        gqc.compress_rows(torch.tensor(1.0), 2, None, 0, FLOAT)
+    with pytest.raises(KernelError, match="group=12 is no multiple of 8, so its groups would share bytes: take 16"):
+        gqc.compress_rows(x, 2, None, 0, FLOAT, 12)
     with pytest.raises(KernelError, match=r"keeps Z and R in float32 or bfloat16, not in torch\.float16"):
         gqc.compress_rows(x, 2, None, 0, HALF)
     with pytest.raises(KernelError, match=r"knows float32, bfloat16 and float16 and got torch\.float64"):
@@ -156,7 +179,9 @@ def test_refusals_say_what_is_wrong() -> None:
     with pytest.raises(KernelError, match="no gradient"):
         gqc.compress_rows(x.clone().requires_grad_(), 2, None, 0, FLOAT)
     packed, zero, spread = gqc.compress_rows(x, 2, None, 0, FLOAT)
-    with pytest.raises(KernelError, match=r"are not those that gqc\.compress_rows gives for 4 rows"):
+    with pytest.raises(
+        KernelError, match=r"are not those that gqc\.compress_rows gives for rows \[4, 6\], which are \[4, 1\]"
+    ):
         gqc.decompress_rows(packed, zero[:2], spread, 2, 6, FLOAT)
     with pytest.raises(KernelError, match="rows of 9 values of 2 bits"):
         gqc.decompress_rows(packed, zero, spread, 2, 9, FLOAT)
@@ -167,3 +192,4 @@ def test_opcheck() -> None:
     torch.library.opcheck(gqc.compress_rows.default, (x, 2, draw_seed(), 1, BFLOAT))
     compressed = gqc.compress_rows(x, 4, None, 1, FLOAT)
     torch.library.opcheck(gqc.decompress_rows.default, (*compressed, 4, 7, BFLOAT))
+    torch.library.opcheck(gqc.compress_rows.default, (torch.randn(2, 3, 20), 2, draw_seed(), 1, BFLOAT, 8))

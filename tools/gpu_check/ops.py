@@ -120,6 +120,9 @@ def _compress_rows(x: Inputs) -> Iterator[Case]:
                 yield Case(label, "compress_rows", (values, bits, x.seed, 5, BFLOAT))
                 compressed = gqc_ops.compress_rows(values, bits, x.seed, 5, FLOAT)
                 yield Case(label, "decompress_rows", (*compressed, bits, width, dtype))
+                grouped = gqc_ops.compress_rows(values, bits, x.seed, 5, FLOAT, 32)
+                yield Case(f"{label}, groups", "compress_rows", (values, bits, x.seed, 5, FLOAT, 32))
+                yield Case(f"{label}, groups", "decompress_rows", (*grouped, bits, width, dtype, 32))
 
 
 def _pointwise(x: Inputs) -> Iterator[Case]:

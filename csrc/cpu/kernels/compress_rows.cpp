@@ -94,39 +94,53 @@ inline void round_values(const float* __restrict x, int64_t count, float zero, f
     }
 }
 
+// A row's elements in groups of `group`, the last one as long as what is left. A run is a group of a row.
+struct Runs {
+    int64_t width, group, bits;
+
+    int64_t of_row() const { return (width + group - 1) / group; }
+    int64_t column(int64_t run) const { return run % of_row() * group; }
+    int64_t first(int64_t run) const { return run / of_row() * width + column(run); }
+    int64_t count(int64_t run) const { return width - column(run) < group ? width - column(run) : group; }
+    int64_t byte(int64_t run) const { return run / of_row() * packed_bytes(width, bits) + column(run) * bits / 8; }
+    // Runs that have at most kPiece elements together, or one.
+    int64_t of_piece() const { return group < kPiece ? kPiece / group : 1; }
+};
+
 template <typename T>
 struct Compressor {
     const T* x;
-    int64_t width, bits, bytes;
+    Runs runs;
     const Philox* stream;  // null to round to nearest
     bool is_bfloat16;
     uint8_t* packed;
     void *zero, *range;
 
-    // Rows r0 .. r1, which have at most kPiece elements together, or one row.
+    // Runs r0 .. r1, which have at most kPiece elements together, or one run.
     void operator()(int64_t r0, int64_t r1) const {
+        const int64_t bits = runs.bits, step = runs.group < kPiece ? runs.group : kPiece;
         const float bins = static_cast<float>((1 << bits) - 1);
         alignas(64) uint16_t random[kPiece + kChunk];
         alignas(64) float scratch[kPiece];
         alignas(64) uint8_t values[kPiece];
-        const int64_t step = width < kPiece ? width : kPiece;
         if (!stream) {
             for (uint16_t& half : random) half = 32768;
-        } else if (width <= kPiece) {
-            draw(r0 * width, r1 * width, random);
+        } else if (runs.group <= kPiece) {
+            draw(runs.first(r0), runs.first(r1 - 1) + runs.count(r1 - 1), random);
         }
         for (int64_t r = r0; r < r1; ++r) {
-            const Stats stats = stats_of(x + r * width, width, is_bfloat16);
+            const int64_t of_run = runs.first(r), length = runs.count(r);
+            const Stats stats = stats_of(x + of_run, length, is_bfloat16);
             is_bfloat16 ? keep<bfloat16>(stats, r, zero, range) : keep<float>(stats, r, zero, range);
             const float factor = bins_per_unit(stats.range, bins);
             const float least = is_finite(stats.zero) ? stats.zero : 0;
-            for (int64_t column = 0; column < width; column += step) {
-                const int64_t first = r * width + column, count = width - column < step ? width - column : step;
-                if (stream && width > kPiece) draw(first, first + count, random);
-                const int64_t drawn = (width > kPiece ? first : r0 * width) / kBlockElements * kBlockElements;
+            for (int64_t at = 0; at < length; at += step) {
+                const int64_t first = of_run + at, count = length - at < step ? length - at : step;
+                if (stream && runs.group > kPiece) draw(first, first + count, random);
+                const int64_t drawn = (runs.group > kPiece ? first : runs.first(r0)) / kBlockElements * kBlockElements;
                 const uint16_t* of_part = stream ? random + (first - drawn) : random;
                 const float* elements = floats(x + first, count, scratch);
-                uint8_t* out = packed + r * bytes + column * bits / 8;
+                uint8_t* out = packed + runs.byte(r) + at * bits / 8;
                 round_values(elements, count, least, factor, bins, of_part, bits == 8 ? out : values);
                 if (bits == 1) pack_bits<1>(values, count, out);
                 if (bits == 2) pack_bits<2>(values, count, out);
@@ -147,9 +161,9 @@ struct Compressor {
 
 template <typename T>
 void compress(int64_t threads, int64_t rows, const Compressor<T>& compressor) {
-    const int64_t width = compressor.width, step = width < kPiece ? kPiece / (width ? width : 1) : 1;
-#pragma omp parallel for num_threads(team(threads, rows* width)) schedule(static)
-    for (int64_t r0 = 0; r0 < rows; r0 += step) compressor(r0, r0 + step < rows ? r0 + step : rows);
+    const int64_t runs = rows * compressor.runs.of_row(), step = compressor.runs.of_piece();
+#pragma omp parallel for num_threads(team(threads, rows* compressor.runs.width)) schedule(static)
+    for (int64_t r0 = 0; r0 < runs; r0 += step) compressor(r0, r0 + step < runs ? r0 + step : runs);
 }
 
 // Statistics in bfloat16 may lie beyond the largest float16.
@@ -172,55 +186,56 @@ void spread(const uint8_t* __restrict values, int64_t count, float step, float z
 }
 
 template <typename S, typename T>
-void decompress(int64_t threads, const uint8_t* packed, const S* zero, const S* range, int64_t rows, int64_t width,
-                int64_t bits, T* out) {
-    const int64_t bytes = packed_bytes(width, bits);
+void decompress(int64_t threads, const uint8_t* packed, const S* zero, const S* range, int64_t rows, const Runs& runs,
+                T* out) {
+    const int64_t bits = runs.bits, all = rows * runs.of_row(), step = runs.of_piece();
     const float bins = static_cast<float>((1 << bits) - 1);
-    const int64_t row_step = width < kPiece ? kPiece / width : 1;
-#pragma omp parallel for num_threads(team(threads, rows* width)) schedule(static)
-    for (int64_t r0 = 0; r0 < rows; r0 += row_step) {
+#pragma omp parallel for num_threads(team(threads, rows* runs.width)) schedule(static)
+    for (int64_t r0 = 0; r0 < all; r0 += step) {
         alignas(64) float scratch[kPiece];
         alignas(64) uint8_t unpacked[kPiece];
-        for (int64_t r = r0; r < (r0 + row_step < rows ? r0 + row_step : rows); ++r)
-            for (int64_t column = 0; column < width; column += kPiece) {
-                const int64_t count = width - column < kPiece ? width - column : kPiece;
-                const uint8_t* from = packed + r * bytes + column * bits / 8;
+        for (int64_t r = r0; r < (r0 + step < all ? r0 + step : all); ++r)
+            for (int64_t at = 0; at < runs.count(r); at += kPiece) {
+                const int64_t count = runs.count(r) - at < kPiece ? runs.count(r) - at : kPiece;
+                const uint8_t* from = packed + runs.byte(r) + at * bits / 8;
                 if (bits == 1) unpack_bits<1>(from, count, unpacked);
                 if (bits == 2) unpack_bits<2>(from, count, unpacked);
                 if (bits == 4) unpack_bits<4>(from, count, unpacked);
                 spread(bits == 8 ? from : unpacked, count, load(range[r]) / bins, load(zero[r]), scratch,
-                       out + r * width + column);
+                       out + runs.first(r) + at);
             }
     }
 }
 
 }  // namespace
 
-// x: [rows, width]; bits: 1, 2, 4 or 8; seed: two int64, or null to round to nearest; stats: dtype of zero and range,
-// float32 or bfloat16; packed: [rows, packed_bytes(width, bits)] bytes; zero, range: [rows].
-GQC_KERNEL(compress_rows)(int64_t threads, const void* x, int64_t dtype, int64_t rows, int64_t width, int64_t bits,
-                          const int64_t* seed, int64_t node, int64_t stats, uint8_t* packed, void* zero, void* range) {
+// x: [rows, width], width > 0; group: elements of a row that share zero and range, a multiple of 8 or at least the
+// width; bits: 1, 2, 4 or 8; seed: two int64, or null to round to nearest; stats: dtype of zero and range, float32 or
+// bfloat16; packed: [rows, packed_bytes(width, bits)] bytes; zero, range: [rows, groups of a row].
+GQC_KERNEL(compress_rows)(int64_t threads, const void* x, int64_t dtype, int64_t rows, int64_t width, int64_t group,
+                          int64_t bits, const int64_t* seed, int64_t node, int64_t stats, uint8_t* packed, void* zero,
+                          void* range) {
     static const int64_t unused[2] = {};
     const Philox stream(seed ? seed : unused, node);
     typed(x, dtype, [&](auto* elements) {
         const Compressor<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>> compressor{
-            elements, width, bits, packed_bytes(width, bits), seed ? &stream : nullptr, stats == kBfloat16,
-            packed,   zero,  range};
+            elements, {width, group, bits}, seed ? &stream : nullptr, stats == kBfloat16, packed, zero, range};
         compress(threads, rows, compressor);
     });
     return nullptr;
 }
 
-// width > 0; out: [rows, width].
+// As above; out: [rows, width].
 GQC_KERNEL(decompress_rows)(int64_t threads, const uint8_t* packed, const void* zero, const void* range, int64_t stats,
-                            int64_t rows, int64_t width, int64_t bits, int64_t dtype, void* out) {
+                            int64_t rows, int64_t width, int64_t group, int64_t bits, int64_t dtype, void* out) {
+    const Runs runs{width, group, bits};
     typed(out, dtype, [&](auto* values) {
         if (stats == kBfloat16)
             decompress(threads, packed, static_cast<const bfloat16*>(zero), static_cast<const bfloat16*>(range), rows,
-                       width, bits, values);
+                       runs, values);
         else
-            decompress(threads, packed, static_cast<const float*>(zero), static_cast<const float*>(range), rows, width,
-                       bits, values);
+            decompress(threads, packed, static_cast<const float*>(zero), static_cast<const float*>(range), rows, runs,
+                       values);
     });
     return nullptr;
 }
