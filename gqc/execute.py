@@ -2,16 +2,17 @@
 
 AOTAutograd's own wrapper enables grad again and fails under inference mode, so the halves are driven by a small
 :class:`torch.autograd.Function`; without a backward half the forward half is called as it is. The casts of autocast
-are part of the halves, so autocast is off while they run.
+are part of the halves, so autocast is off while they run. The backward frees what was saved value by value, each after
+its last reader, unless ``retain_graph`` keeps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from gqc.errors import GqcError
 from gqc.joint import SEED, TANGENT, JointGraph
@@ -25,8 +26,8 @@ class Way(Protocol):
     def forward(self, values: Sequence[Any]) -> Sequence[Any]:
         """The forward outputs, then the saved values."""
 
-    def backward(self, saved: Sequence[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """One gradient or ``None`` a value of the forward."""
+    def backward(self, saved: list[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """One gradient or ``None`` a value of the forward; may empty ``saved``, so that it keeps nothing alive."""
 
 
 class Executable:
@@ -49,7 +50,7 @@ class Executable:
         self.num_outputs = joint.num_forward_outputs
         self.seed_device = next((p.node.meta["val"].device for p in joint.placeholders if p.kind == SEED), None)
         self.seed = seed
-        self.backward_half = halves.backward.forward if halves.backward is not None else None
+        self.backward_half = _freeing(halves.backward) if halves.backward is not None else None
         tangents = [p.index for p in joint.placeholders if p.kind == TANGENT]
         self.tangents = tangents
         self.constant_outputs = [i for i in range(self.num_outputs) if i not in set(tangents)]
@@ -72,10 +73,26 @@ class Executable:
         with torch._C._DisableAutocast():
             return self.forward_half(*values)
 
-    def backward(self, saved: Sequence[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def backward(self, saved: list[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
         assert self.backward_half is not None
+        values = [*saved, *tangents]
+        saved.clear()
         with torch._C._DisableAutocast():
-            return self.backward_half(*saved, *tangents)
+            return self.backward_half(values)
+
+
+def _freeing(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[Tensor | None]]:
+    """The same function of one list, which it empties: arguments of a call would live as long as the call."""
+    graph = fx.Graph()
+    values = graph.placeholder("values")
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in reversed(module.graph.find_nodes(op="placeholder")):
+        copies[node] = graph.call_method("pop", (values,))
+    for node in module.graph.nodes:
+        if node.op != "placeholder":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.lint()
+    return fx.GraphModule(module, graph).forward
 
 
 class _Step(torch.autograd.Function):
@@ -100,8 +117,9 @@ class _Step(torch.autograd.Function):
                 "which gqc.state_of(model).model is"
             )
         run: Executable = ctx.run
-        tensors = iter(ctx.saved_tensors)
-        saved = [next(tensors) if s is None else s for s in ctx.layout]
+        tensors = list(reversed(ctx.saved_tensors))
+        saved = [tensors.pop() if s is None else s for s in ctx.layout]
+        ctx.maybe_clear_saved_tensors()
         with torch._C._AutoDispatchBelowAutograd():
             results = ctx.way.backward(saved, [grads[i] for i in run.tangents])
         return (None, None, None, *[results[i] for i in run.differentiable])

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 _SMALLEST = 1 << 20  # bytes; malloc itself keeps smaller blocks
-_WASTE = 1.25  # how much larger than a request a buffer may be, and all buffers than what was in use at once
+_LOOSE = 1.75  # how many times larger than a request a buffer may be: less and more of them wait, each for its own size
+_WASTE = 1.25  # how many times larger all buffers may be than what was in use at once
 _HUGE_PAGE = 1 << 21
 _MADV_HUGEPAGE = 14
 
@@ -86,7 +87,7 @@ class Pool:
     def _take(self, nbytes: int) -> _Buffer:
         best = None
         for buffer in self._buffers:
-            fits = nbytes <= buffer.nbytes <= nbytes * _WASTE and (best is None or buffer.nbytes < best.nbytes)
+            fits = nbytes <= buffer.nbytes <= nbytes * _LOOSE and (best is None or buffer.nbytes < best.nbytes)
             if fits and buffer.is_idle():
                 best = buffer
                 if best.nbytes == nbytes:

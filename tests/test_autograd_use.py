@@ -12,9 +12,11 @@ from dgl import add_self_loop as with_self_loops
 from dgl import graph as graph_of
 from dgl.nn import GraphConv
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import gqc
+from gqc.runtime.buffers import POOL
 from tests.same import assert_same, one_warning, pair, step
 
 
@@ -309,3 +311,44 @@ def test_anomaly_mode_and_hooks_on_parameters() -> None:
         assert_same(eager, compiled, rows())
         assert_same(eager, compiled, rows(5))
     assert counts == [2, 2]
+
+
+# ---- memory of the backward
+
+
+class _InUse(TorchDispatchMode):
+    """Notes how many bytes of the pool are in use after each product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after: list[int] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        if op in (torch.ops.aten.mm.default, torch.ops.gqc.qgemm.default):
+            self.after.append(POOL.nbytes()[0])
+        return result
+
+
+@pytest.mark.parametrize("policy", [{"bits": 32}, {"min_size": 0}])
+def test_the_backward_frees_each_saved_value_after_its_last_reader(policy: dict[str, Any]) -> None:
+    layers = [layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.ReLU())]
+    model = gqc.compile(nn.Sequential(*layers, nn.Linear(128, 128)), **policy)
+    x = torch.randn(8192, 128)
+    grad = torch.randn_like(model(x))
+    before = POOL.nbytes()[0]
+    for keep in (True, False):
+        out = model(x)
+        saved = POOL.nbytes()[0] - before - out.nbytes
+        assert saved >= 3 * x.numel()
+        with _InUse() as in_use:
+            out.backward(grad, retain_graph=keep)
+        left = in_use.after[-1] - before - out.nbytes
+        assert (left >= saved) == keep
+        if keep:
+            once = gradients(model)
+            model.zero_grad()
+            out.backward(grad)
+            torch.testing.assert_close(gradients(model), once)
+        del out
+        assert POOL.nbytes()[0] == before

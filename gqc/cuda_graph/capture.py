@@ -118,7 +118,7 @@ class Capture:
                 return FIRST_BACKWARD
             run = self._run
             self._tangents = [tangent.clone() for tangent in tangents]
-            self._backward, gradients = self._recorder.record(lambda: run.backward(saved, self._tangents))
+            self._backward, gradients = self._recorder.record(lambda: run.backward(list(saved), self._tangents))
             self._gradients = [gradients[i] for i in run.differentiable]
             self._addresses = addresses
         # Of a parameter whose ``.data`` was replaced since the forward, autograd gives what is there now.
@@ -141,7 +141,7 @@ class Capture:
     def has_backward(self) -> bool:
         return self._run.backward_half is not None
 
-    def run_backward(self, saved: Sequence[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def run_backward(self, saved: list[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """The same without a graph."""
         with self._recorder.using(self._memory()):
             return self._run.backward(saved, tangents)
@@ -180,7 +180,7 @@ class Call:
         self.is_over = not self._capture.has_backward
         return results
 
-    def backward(self, saved: Sequence[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def backward(self, saved: list[Any], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
         gradients = self._replayed(saved, tangents)
         if gradients is None:
             gradients = self._capture.run_backward(saved, tangents)

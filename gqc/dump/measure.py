@@ -104,9 +104,10 @@ class MeasuredCall:
         run.forward_half = forward_half
         if backward is not None:
 
-            def backward_half(*arguments: Any) -> Any:
-                results = backward(*arguments)
-                kept.measure(arguments[len(arguments) - len(run.tangents) :])
+            def backward_half(values: list[Any]) -> Any:
+                tangents = values[len(values) - len(run.tangents) :]
+                results = backward(values)
+                kept.measure(tangents)
                 return results
 
             run.backward_half = backward_half
