@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
 from torch import fx
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import aten, is_updated, mutates, needed_for
+from gqc.passes.nodes import aten, is_random, is_updated, mutates, needed_for
 from gqc.passes.pointwise_steps import (
     FLAT_VIEWS,
     SUM,
@@ -78,6 +79,8 @@ class _Grouping:
         self._sides = sides(joint)
         self._order = {node: i for i, node in enumerate(joint.graph.nodes)}
         self._readers: dict[fx.Node, list[fx.Node]] = {}
+        random = [node for node in joint.graph.nodes if is_random(node)]
+        self._next_random = dict(pairwise(random))
 
     def place(self, node: fx.Node) -> None:
         """Put a node into the groups that it can join, or into one of its own."""
@@ -130,9 +133,12 @@ class _Grouping:
             yield from (n for n in map(unexpanded, operands_of(node)) if holder(n) not in inside)
 
     def _comes_back(self, members: set[fx.Node]) -> bool:
-        """Whether something outside reads a member and is read by one, so that they cannot run at once."""
+        """Whether something outside runs after a member and before one, so that they cannot run at once.
+
+        What reads a node runs after it, and so does the next random op after a random op.
+        """
         inside = members | {value for node in members for value in values_of(node)}
-        stack = [user for node in inside for user in readers(node) if user not in inside]
+        stack = [after for node in inside for after in self._after(node, readers(node)) if after not in inside]
         seen: set[fx.Node] = set()
         while stack:
             node = stack.pop()
@@ -142,8 +148,13 @@ class _Grouping:
                 continue
             together = self.of[node].members if node in self.of else [node]
             seen.update(together)
-            stack.extend(user for other in together for user in other.users)
+            stack.extend(after for other in together for after in self._after(other, other.users))
         return False
+
+    def _after(self, node: fx.Node, users: Iterable[fx.Node]) -> Iterator[fx.Node]:
+        yield from users
+        if node in self._next_random:
+            yield self._next_random[node]
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:

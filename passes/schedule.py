@@ -58,12 +58,12 @@ def _siblings(joint: JointGraph) -> dict[fx.Node, list[tuple[fx.Node, fx.Node]]]
 
 
 def segments(joint: JointGraph) -> Iterator[list[fx.Node]]:
-    """The runs of calls between in-place updates."""
+    """The runs of calls between in-place updates; constants of the graph may stand among them."""
     segment: list[fx.Node] = []
     for node in list(joint.graph.nodes):
         if node.op == "call_function" and not mutates(node):
             segment.append(node)
-        elif segment:
+        elif node.op != "get_attr" and segment:
             yield segment
             segment = []
 

@@ -227,3 +227,33 @@ class SumOfOne(Dense):
 
 def test_nothing_reads_a_sum_in_the_program_that_gives_it():
     check(SumOfOne(), bits=32, rtol=1e-6, atol=1e-6)
+
+
+class Dropouts(nn.Module):
+    """Both products read ``column``, but the second needs a dropout that is drawn after that of the first."""
+
+    def forward(self, x: Tensor, y: Tensor, column: Tensor) -> Tensor:
+        first = F.dropout(x * column, 0.5)
+        second = F.dropout(y, 0.5).cumsum(1) * column
+        return first.exp() + second.exp()
+
+
+class Picks(nn.Module):
+    """The constant of the index stands between nodes that one program computes and those that read it."""
+
+    def forward(self, x: Tensor, y: Tensor, column: Tensor) -> Tensor:
+        scaled = (x * column).exp()
+        early = scaled.cumsum(1)
+        return early + scaled[[2, 0, 1, 2]] + scaled * y * column
+
+
+@pytest.mark.parametrize("model", [Dropouts(), Picks()])
+def test_programs_stand_between_what_they_read_and_what_reads_them(model: nn.Module, recwarn) -> None:
+    leaves = [torch.randn(4, 5, requires_grad=True), torch.randn(4, 5), torch.rand(4, 1)]
+    results = []
+    for called in (model, gqc.compile(model, bits=32)):
+        torch.manual_seed(0)
+        out = called(*leaves)
+        results.append([out, *torch.autograd.grad(out.sum(), leaves[:1])])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-3)
+    assert not [w for w in recwarn if issubclass(w.category, gqc.FallbackWarning)]
