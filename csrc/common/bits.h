@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#    include <immintrin.h>
+#endif
+
 #include "common/kernel.h"
 
 namespace gqc::GQC_ISA {
@@ -57,13 +61,67 @@ struct BitWord<4> {
     static Word unpacked(uint8_t byte) { return static_cast<Word>((byte & 0x0fu) | (byte & 0xf0u) << 4); }
 };
 
+// Packs `count` values, a multiple of kPackedVector. Products with 1 and a power of two add neighbours shifted.
+#if defined(__AVX512F__)
+constexpr int64_t kPackedVector = 64;
+#elif defined(__AVX2__)
+constexpr int64_t kPackedVector = 32;
+#endif
+#if defined(__AVX2__)
+template <int bits>
+inline void pack_vectors(const uint8_t* __restrict values, int64_t count, uint8_t* __restrict packed) {
+    for (int64_t at = 0; at < count; at += kPackedVector, packed += kPackedVector * bits / 8) {
+#    if defined(__AVX512F__)
+        const __m512i all = _mm512_loadu_si512(values + at);
+        if constexpr (bits == 1) {
+            const uint64_t word = _mm512_test_epi8_mask(all, _mm512_set1_epi8(1));
+            std::memcpy(packed, &word, sizeof word);
+        } else {
+            const __m512i low = _mm512_and_si512(all, _mm512_set1_epi8((1 << bits) - 1));
+            const __m512i pairs = _mm512_maddubs_epi16(low, _mm512_set1_epi16(bits == 2 ? 0x0401 : 0x1001));
+            if constexpr (bits == 2) {
+                const __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00100001));
+                const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, fours);
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(packed), bytes);
+            } else {
+                const __m256i bytes = _mm512_maskz_cvtepi16_epi8(0xffffffffu, pairs);
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed), bytes);
+            }
+        }
+#    else
+        const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + at));
+        if constexpr (bits == 1) {
+            const int word = _mm256_movemask_epi8(_mm256_slli_epi16(all, 7));
+            std::memcpy(packed, &word, sizeof word);
+        } else {
+            const __m256i low = _mm256_and_si256(all, _mm256_set1_epi8((1 << bits) - 1));
+            const __m256i pairs = _mm256_maddubs_epi16(low, _mm256_set1_epi16(bits == 2 ? 0x0401 : 0x1001));
+            const __m256i sums = bits == 2 ? _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00100001)) : pairs;
+            const __m128i first = _mm256_castsi256_si128(sums), second = _mm256_extracti128_si256(sums, 1);
+            if constexpr (bits == 2) {
+                const __m128i words = _mm_packus_epi32(first, second);
+                _mm_storel_epi64(reinterpret_cast<__m128i*>(packed), _mm_packus_epi16(words, words));
+            } else {
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(packed), _mm_packus_epi16(first, second));
+            }
+        }
+#    endif
+    }
+}
+#endif
+
 // The low bits of `width` bytes. spare: a word's bytes may be read from the last values on, which costs less.
 template <int bits>
 inline void pack_bits(const uint8_t* __restrict values, int64_t width, uint8_t* __restrict packed, bool spare = false) {
     using Word = typename BitWord<bits>::Word;
     constexpr int64_t kCount = sizeof(Word);
     const int64_t whole = width / kCount, rest = width % kCount;
-    for (int64_t i = 0; i < whole; ++i) {
+    int64_t i = 0;
+#if defined(__AVX2__)
+    i = width / kPackedVector * (kPackedVector / kCount);
+    pack_vectors<bits>(values, i * kCount, packed);
+#endif
+    for (; i < whole; ++i) {
         Word word;
         std::memcpy(&word, values + i * kCount, sizeof word);
         packed[i] = BitWord<bits>::packed(word);

@@ -29,7 +29,7 @@ struct RowStats {
     float zero, range;
 
     __device__ __forceinline__ RowStats(const Ends& ends, bool in_bfloat16)
-        : zero(__int_as_float(ordered(ends.least))) {
+        : zero(__fadd_rn(__int_as_float(ordered(ends.least)), 0.0f)) {  // no -0
         if (is_finite(zero) && in_bfloat16) zero = bfloat16_below(zero);
         range = __fsub_rn(__int_as_float(ordered(ends.most)), zero);
         if (is_finite(range) && in_bfloat16) range = -bfloat16_below(-range);
@@ -72,15 +72,33 @@ struct Runs {
 };
 
 struct Run {
-    int64_t first, byte, count;  // its first element and byte, and its elements
+    int64_t first, byte, random, count;  // its first element, byte and byte of random bits, and its elements
 
     __device__ __forceinline__ Run(const Runs& runs, int64_t run) {
         const int64_t row = runs.of_row == 1 ? run : run / runs.of_row, column = (run - row * runs.of_row) * runs.group;
         first = row * runs.width + column;
         byte = row * runs.bytes + column * runs.bits / 8;
+        random = row * (runs.width + runs.width % 2) + column;
         count = runs.width - column < runs.group ? runs.width - column : runs.group;
     }
 };
+
+// Random bits of 8 elements from an even one on, a byte an element.
+__device__ __forceinline__ uint2 bytes_from(const RoundingBits& random, int64_t element) {
+    constexpr int kBlockBytes = 16;
+    const int64_t block = element / kBlockBytes;
+    const int skipped = static_cast<int>(element % kBlockBytes);
+    const uint4 first = random.words(block), second = skipped > 8 ? random.words(block + 1) : first;
+    const uint4 from = RoundingBits::joined(first, second, skipped / 2);
+    return make_uint2(from.x, from.y);
+}
+
+// 16 bits of element i of 8: its byte and below it that of its neighbour. Without a seed, a half.
+__device__ __forceinline__ int32_t fraction(const RoundingBits& random, uint2 bytes, int i) {
+    constexpr uint32_t kOfPair[4] = {0x4401, 0x4410, 0x4423, 0x4432};
+    const uint32_t own = __byte_perm(i < 4 ? bytes.x : bytes.y, 0u, kOfPair[i % 4]);
+    return static_cast<int32_t>(random.stochastic ? own : 0x8000u);
+}
 
 // Eight values of `bits` bits, low bits first.
 __device__ __forceinline__ uint2 packed_group(uint2 values, int64_t bits) {
@@ -178,23 +196,19 @@ __device__ __forceinline__ void compress(const T* x, int64_t rows, const Runs& r
         if (index >= all) continue;
         const RowStats stats(ends, in_bfloat16);
         if (team.lane == 0) stats.keep(index, in_bfloat16, zeros, ranges);
-        const float quotient = bins / stats.range, factor = is_finite(quotient) ? quotient : 0.0f;
-        const float zero = is_finite(stats.zero) ? stats.zero : 0.0f;
+        const float quotient = 65536.0f * bins / stats.range, factor = is_finite(quotient) ? quotient : 0.0f;
 #pragma unroll 1
         for (int64_t at = team.lane * kEight; at < end; at += of_team) {
             const int count = count_of_eight(at, end);
             float values[kEight];
             load_eight(from + at, count, vectors, values);
-            const uint4 words = random.words_from(run.first + at);
-            const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+            const uint2 bytes = bytes_from(random, run.random + at);
             uint32_t q[kEight];
 #pragma unroll
             for (int i = 0; i < kEight; ++i) {
-                const uint32_t above_128 = __byte_perm(pairs[i / 2], kHighBytesOf128, i % 2 ? 0x7632 : 0x7610);
-                const float r = __fsub_rn(__uint_as_float(above_128), 128.0f);
-                const float y = __fadd_rn(__fmul_rn(__fsub_rn(values[i], zero), factor), r);
-                const float floor = __fadd_rd(fminf(fmaxf(y, 0.0f), bins), 12582912.0f);  // 3 * 2^22
-                q[i] = i < count ? __float_as_uint(floor) : 0u;
+                const int32_t fixed = __float2int_rn(__fmul_rn(__fsub_rn(values[i], stats.zero), factor));
+                const int32_t value = (fixed + fraction(random, bytes, i)) >> 16;
+                q[i] = i < count && factor != 0.0f ? static_cast<uint32_t>(min(value, 255)) : 0u;
             }
             const uint2 eight = make_uint2(first_bytes(q[0], q[1], q[2], q[3]), first_bytes(q[4], q[5], q[6], q[7]));
             store_group(packed + run.byte + at * bits / 8, packed_group(eight, bits), count, bits, whole);

@@ -1,7 +1,7 @@
 """Activations that are saved for the backward in few bits (TinyKG, RecSys'22, equations 3 and 4).
 
 Row by row, a row being the last axis, and asymmetric: with ``B = 2**bits - 1``, the least element ``Z`` and the range
-``R`` of a row, an element is kept as ``q = floor((x - Z) * (B / R) + r)``, ``r`` random, and read as
+``R`` of a row, an element is kept as ``q = floor((x - Z) * (B / R) + r)``, ``r`` random in ``[0, 1)``, and read as
 ``q * (R / B) + Z``. The expectation of that is ``x``, and the variance of a row of ``d`` elements is at most
 ``d R^2 / (4 B^2)``. With ``group`` so many elements of a row, not all of it, share ``Z`` and ``R`` (ActNN, ICML'21).
 """

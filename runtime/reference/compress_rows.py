@@ -35,27 +35,35 @@ def compress_rows(
     if x.numel() == 0:
         nothing = torch.zeros(*rows, -(-width // group) if group else 1, dtype=stats)
         return torch.zeros(*rows, (width * bits + 7) // 8, dtype=torch.uint8), nothing, nothing.clone()
-    random = torch.full(x.shape, 32768) if seed is None else random_bits(x.numel(), seed, node).view(x.shape)
+    random = torch.full(x.shape, 32768) if seed is None else _random_bits(x.shape, seed, node)
     groups = zip(x.float().split(group or width, -1), random.split(group or width, -1), strict=True)
     values, zero, spread = zip(*(_round(part, r, bits, stats) for part, r in groups), strict=True)
     packed = pack_bits(torch.cat(values, -1).view(-1, width), bits)
     return packed.view(*rows, -1), torch.stack(zero, -1), torch.stack(spread, -1)
 
 
+def _random_bits(shape: torch.Size, seed: Tensor, node: int) -> Tensor:
+    """16 bits an element, which elements ``2i`` and ``2i + 1`` of a row share, the first one with its bytes exchanged."""
+    rows, pairs = math.prod(shape[:-1]), (shape[-1] + 1) // 2
+    bits = random_bits(rows * pairs, seed, node).long()
+    exchanged = (bits & 0xFF) << 8 | bits >> 8
+    return torch.stack([exchanged, bits], -1).view(rows, 2 * pairs)[:, : shape[-1]].reshape(shape)
+
+
 def _round(x: Tensor, random: Tensor, bits: int, stats: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Values of a group of each row, with the group's Z and R; random: 16 bits an element."""
     bins = float(2**bits - 1)
-    zero = x.amin(-1)
+    zero = x.amin(-1) + 0.0  # no -0
     if stats is torch.bfloat16:
         zero = _bfloat16_below(zero)
     spread = x.amax(-1) - zero
     if stats is torch.bfloat16:
         spread = -_bfloat16_below(-spread)
     finite = zero.isfinite() & spread.isfinite()
-    factor = torch.tensor(bins) / spread  # a number would be multiplied by the reciprocal
+    factor = torch.tensor(65536 * bins) / spread  # a number would be multiplied by the reciprocal
     factor = torch.where(finite & factor.isfinite(), factor, 0.0)
-    q = ((x - zero[..., None]) * factor[..., None] + random.float() / 65536).clamp(0, bins)
-    values = torch.where(finite[..., None], q, 0.0).to(torch.uint8)
+    fixed = torch.where(finite[..., None], (x - zero[..., None]) * factor[..., None], 0.0).round().long()
+    values = ((fixed + random) >> 16).clamp(max=2**bits - 1).to(torch.uint8)
     zero, spread = (torch.where(finite, s, torch.nan).to(stats) for s in (zero, spread))
     return values, zero, spread
 

@@ -1,0 +1,88 @@
+"""Compression of saved activations on the CPU: time and GB/s beside what memory allows.
+
+The bytes of a call are those of the floats, of the packed values, and of Z and R. Compressing is compared with the bare
+reading of the floats (their sum), decompressing with writing them (a fill), and both stand beside a copy.
+
+python -m benchmarks.primitives_saved --rows 169343 --width 128
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.timer import paired
+from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
+
+gqc = torch.ops.gqc
+READING, WRITING = "sum", "fill"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A call, the bytes that it must move, and the name of its ceiling."""
+
+    call: Callable[[], object]
+    nbytes: int
+    ceiling: str = ""
+
+
+def contestants(x: Tensor, group: int) -> dict[str, Contestant]:
+    """Each number of bits, each way to round, and the way back."""
+    target, seed, stats = torch.empty_like(x), torch.tensor([1, 2]), torch.bfloat16
+    found = {
+        "copy": Contestant(lambda: target.copy_(x), 2 * x.nbytes),
+        READING: Contestant(x.sum, x.nbytes),
+        WRITING: Contestant(lambda: target.fill_(1.5), x.nbytes),
+    }
+    for bits in (8, 4, 2, 1):
+        compressed = gqc.compress_rows(x, bits, seed, 0, stats, group)
+        nbytes = x.nbytes + sum(part.nbytes for part in compressed)
+
+        def compress(seed: Tensor | None, bits: int = bits) -> Callable[[], object]:
+            return lambda: gqc.compress_rows(x, bits, seed, 0, stats, group)
+
+        def decompress(bits: int = bits, compressed: tuple[Tensor, ...] = compressed) -> object:
+            return gqc.decompress_rows(*compressed, bits, x.shape[1], x.dtype, group)
+
+        found[f"compress, {bits} bits"] = Contestant(compress(seed), nbytes, READING)
+        found[f"compress, {bits} bits, nearest"] = Contestant(compress(None), nbytes, READING)
+        found[f"decompress, {bits} bits"] = Contestant(decompress, nbytes, WRITING)
+    return found
+
+
+def table(title: str, group: dict[str, Contestant], rounds: int) -> Table:
+    """One row a contestant."""
+    timings = paired({name: contestant.call for name, contestant in group.items()}, rounds)
+    rates = {name: contestant.nbytes / min(timings[name].seconds) / 1e9 for name, contestant in group.items()}
+    out = Table(title=title, title_justify="left")
+    for heading in ("", "ms\nfastest / median", "GB/s", "of its ceiling"):
+        out.add_column(heading, justify="right" if heading else "left")
+    for name, contestant in group.items():
+        fastest, median = 1e3 * min(timings[name].seconds), 1e3 * timings[name].median
+        share = f"{100 * rates[name] / rates[contestant.ceiling]:.0f} %" if contestant.ceiling else ""
+        out.add_row(name, f"{fastest:.2f} / {median:.2f}", f"{rates[name]:.1f}", share)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=169_343)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--group", type=int, default=0, help="elements of a row that share Z and R; 0: the whole row")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    group = contestants(torch.randn(args.rows, args.width), args.group)
+    title = f"float32 [{args.rows:,}, {args.width}], {torch.get_num_threads()} threads"
+    Console().print(table(title, group, args.rounds))
+
+
+if __name__ == "__main__":
+    main()
