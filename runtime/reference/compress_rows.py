@@ -43,7 +43,7 @@ def compress_rows(
 
 
 def _random_bits(shape: torch.Size, seed: Tensor, node: int) -> Tensor:
-    """16 bits an element, which elements ``2i`` and ``2i + 1`` of a row share, the first one with its bytes exchanged."""
+    """16 bits an element; elements ``2i`` and ``2i + 1`` of a row share them, the first with its bytes exchanged."""
     rows, pairs = math.prod(shape[:-1]), (shape[-1] + 1) // 2
     bits = random_bits(rows * pairs, seed, node).long()
     exchanged = (bits & 0xFF) << 8 | bits >> 8
