@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gqc.explain import explain
     from gqc.policy import Policy
     from gqc.rewrite import rewrite
+    from gqc.save_bits import SaveBits
 
 __all__ = [
     "Bisection",
@@ -55,6 +56,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "RewriteError",
+    "SaveBits",
     "TuneWarning",
     "bisect",
     "compile",
@@ -68,6 +70,7 @@ __all__ = [
 _MODULES = {
     "Bisection": "gqc.bisect",
     "Policy": "gqc.policy",
+    "SaveBits": "gqc.save_bits",
     "bisect": "gqc.bisect",
     "compile": "gqc.compile",
     "error_report": "gqc.error_report",

@@ -84,6 +84,8 @@ def checked_policy(policy: Policy, model: nn.Module) -> Policy:
     check_names(policy, paths, name)
     if isinstance(policy.bits, LayerBits):
         policy.bits.check_names(paths, name)
+    if policy.saves is not None and isinstance(policy.saves.bits, LayerBits):
+        policy.saves.bits.check_names(paths, name)
     return by_first_paths(policy, paths)
 
 
@@ -179,7 +181,7 @@ class CompileState:
     training_bits: BitRule | None = None
 
     def __post_init__(self) -> None:
-        self.seed = SeedSource(self.policy.seed)
+        self.seed = SeedSource(self.policy.seed, apart=self.policy.bits == 32)
         self._ran_eagerly: set[Hashable] = set()
         with contextlib.suppress(ValueError):  # TorchScript has none
             self.__signature__ = inspect.signature(self.model.forward)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from numbers import Integral
+from typing import ClassVar, TypeVar
 
 from gqc.errors import PolicyError
 
@@ -14,6 +15,8 @@ WIDTHS = range(2, 9)
 Bits = int | str
 AUTO, EXACT, DEFAULT = "auto", 32, 8
 BITS: tuple[Bits, ...] = (*WIDTHS, EXACT, AUTO)
+
+L = TypeVar("L", bound="LayerBits")
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,24 @@ class LayerBits:
 
     entries: tuple[tuple[str, Bits], ...]
 
+    option: ClassVar[str] = "Policy.bits"
+    default: ClassVar[Bits] = DEFAULT
+
     def __post_init__(self) -> None:
         checked = []
         for name, bits in self.entries:
             if not isinstance(name, str):
-                raise PolicyError(f"Policy.bits: key {name!r} is neither the path of a module nor a pattern")
-            checked.append((name, checked_bits(f"Policy.bits[{name!r}]", bits)))
+                raise PolicyError(f"{self.option}: key {name!r} is neither the path of a module nor a pattern")
+            checked.append((name, self.checked(f"{self.option}[{name!r}]", bits)))
         object.__setattr__(self, "entries", tuple(checked))
 
+    @staticmethod
+    def checked(field: str, bits: object) -> Bits:
+        """A width of an entry, see :func:`checked_bits`."""
+        return checked_bits(field, bits)
+
     @classmethod
-    def of(cls, widths: Mapping[str, Bits]) -> LayerBits:
+    def of(cls: type[L], widths: Mapping[str, Bits]) -> L:
         """Check a mapping and freeze it.
 
         Raises:
@@ -57,7 +68,7 @@ class LayerBits:
         for pattern, bits in self.entries:
             if any(fnmatchcase(path, pattern) for path in paths):
                 return pattern, bits
-        return None, DEFAULT
+        return None, self.default
 
     def check_names(self, modules: Iterable[str], model: str) -> None:
         """Refuse entries that cover none of a model's modules.
@@ -74,7 +85,7 @@ class LayerBits:
             if not any(fnmatchcase(path, name) or path == name for path in known):
                 near = get_close_matches(name, known, n=3, cutoff=0.5)
                 hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(known[1:])}"
-                raise PolicyError(f"Policy.bits[{name!r}]: {model} has no module of this name; {hint}")
+                raise PolicyError(f"{self.option}[{name!r}]: {model} has no module of this name; {hint}")
 
     def __repr__(self) -> str:
         return repr(dict(self.entries))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from torch import nn
 
@@ -23,20 +24,29 @@ def by_first_paths(policy: Policy, paths: dict[str, str]) -> Policy:
     """A policy that also names by its first path each module that it names by a further one alone.
 
     Args:
-        policy: ``keep`` and ``bits`` name modules.
+        policy: ``keep``, ``bits`` and ``save_bits`` name modules.
         paths: :func:`first_paths` of the model.
     """
     keep = dict.fromkeys((*policy.keep, *(path for entry in policy.keep for path in _behind(entry, paths))))
-    bits = policy.bits
+    bits, saves = policy.bits, policy.saves
     if isinstance(bits, LayerBits):
-        added = []
-        for entry, width in bits.entries:
-            for path in _behind(entry, paths):
-                covered, _ = bits.find(path)
-                if covered is None or (entry in paths and covered != path):  # a path goes before patterns
-                    added.append((path, width))
-        bits = LayerBits((*bits.entries, *added))
-    return replace(policy, keep=tuple(keep), bits=bits)
+        bits = _with_first_paths(bits, paths)
+    if saves is not None and isinstance(saves.bits, LayerBits):
+        saves = replace(saves, bits=_with_first_paths(saves.bits, paths))
+    return replace(policy, keep=tuple(keep), bits=bits, save_bits=saves)
+
+
+B = TypeVar("B", bound=LayerBits)
+
+
+def _with_first_paths(bits: B, paths: dict[str, str]) -> B:
+    added = []
+    for entry, width in bits.entries:
+        for path in _behind(entry, paths):
+            covered, _ = bits.find(path)
+            if covered is None or (entry in paths and covered != path):  # a path goes before patterns
+                added.append((path, width))
+    return replace(bits, entries=(*bits.entries, *added))
 
 
 def _behind(entry: str, paths: dict[str, str]) -> Iterable[str]:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from gqc.cost.model import CostModel
 from gqc.errors import PolicyError
 from gqc.layer_bits import Bits, LayerBits, checked_bits
+from gqc.save_bits import ROUNDINGS, SaveBits
 
 if TYPE_CHECKING:
     from gqc.joint import JointGraph
     from gqc.passes.report import Report
 
-ROUNDINGS = ("stochastic", "nearest")
 PRECISIONS = ("fp32", "int8")
 
 Pass = Callable[["JointGraph", "Policy"], "Report"]
@@ -92,6 +92,10 @@ class Policy:
         passes: passes of your own and their places, see :class:`Insert`.
         remember_inputs: compute what depends on inputs alone, such as the int8 copy of node features, once as long as
             the same tensors come unchanged. Their rounding is then drawn once, not at each step.
+        save_bits: compress what the forward saves for the backward to 1, 2, 4 or 8 bits a value; the forward stays as
+            it is. A mapping gives modules widths of their own, ``{"conv1": 2, "*": 8}``, ``"auto"`` gives tensors
+            theirs under a budget of memory; see :class:`gqc.SaveBits`, which all become. What is saved as an int8
+            operand stays so. ``None`` compresses nothing.
         cuda_graph: on a GPU, record forward and backward as CUDA graphs for sizes that come again, and replay them: one
             launch in place of hundreds. :func:`gqc.explain` tells where that was possible (docs/cuda.md).
     """
@@ -108,6 +112,7 @@ class Policy:
     passes: tuple[Insert, ...] = ()
     remember_inputs: bool = False
     cuda_graph: bool = False
+    save_bits: int | str | Mapping[str, int] | SaveBits | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, Mapping):
@@ -123,6 +128,8 @@ class Policy:
             raise PolicyError(
                 "remember_inputs and cuda_graph exclude one another: a replayed graph computes everything"
             )
+        if self.save_bits is not None:
+            object.__setattr__(self, "save_bits", SaveBits.of(self.save_bits))
         if self.min_size is not None:
             size = _integer("min_size", self.min_size, "None or a number of elements, 0 or more")
             object.__setattr__(self, "min_size", size)
@@ -134,6 +141,11 @@ class Policy:
         object.__setattr__(self, "keep", _tuple("keep", self.keep, str))
         object.__setattr__(self, "skip", _tuple("skip", self.skip, str))
         object.__setattr__(self, "passes", _tuple("passes", self.passes, Insert))
+
+    @property
+    def saves(self) -> SaveBits | None:
+        """``save_bits`` as it was checked; ``None``: saved activations stay as they are."""
+        return self.save_bits  # type: ignore[return-value]
 
     @classmethod
     def of(cls, policy: Policy | None, options: dict[str, Any]) -> Policy:

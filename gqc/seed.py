@@ -18,13 +18,18 @@ class SeedSource:
     generator state repeat a run exactly; otherwise the number is ``seed`` and the step counts the calls. On a GPU the
     count stands in its memory and is raised there: a CUDA graph that is played again draws new numbers.
 
+    With ``apart`` the default generators stay as they are, for a run that draws eager's numbers: the number is what
+    the CPU's would give next, and the step counts the calls at which it would give the same.
+
     Attributes:
         step: calls so far, those on GPUs apart.
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, apart: bool = False) -> None:
         self.seed = seed
+        self.apart = apart
         self.step = 0
+        self._last = -1
         self._next: dict[torch.device, Tensor] = {}
 
     @contextmanager
@@ -43,6 +48,10 @@ class SeedSource:
         return self.seed is not None and device.type != "cpu"
 
     def __call__(self, device: torch.device) -> Tensor:
+        if self.seed is None and self.apart:
+            number = _upcoming()
+            self.step, self._last = (self.step + 1 if number == self._last else 0), number
+            return torch.tensor([number, self.step], dtype=torch.int64).to(device)
         if self.seed is None:
             return torch.randint(_LIMIT, (2,), dtype=torch.int64, device=device)
         if not self.counts_on(device):
@@ -55,3 +64,8 @@ class SeedSource:
         seed = upcoming.clone()
         upcoming[1].add_(1)
         return seed
+
+
+def _upcoming() -> int:
+    """The number that torch's default generator would give next, which it still gives afterwards."""
+    return int(torch.randint(_LIMIT, (), dtype=torch.int64, generator=torch.default_generator.clone_state()))

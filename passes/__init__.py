@@ -7,6 +7,7 @@ then splits the graph into the two halves that run.
 
 from gqc.passes.apply import apply
 from gqc.passes.choose_bits import choose_bits
+from gqc.passes.compress_saved import compress_saved
 from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
@@ -16,6 +17,7 @@ from gqc.passes.fuse_products import fuse_products
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
 from gqc.passes.multiply_floats import multiply_floats
+from gqc.passes.pack_masks import pack_masks
 from gqc.passes.pair_products import pair_products
 from gqc.passes.partition import partition
 from gqc.passes.pipeline import PIPELINE, Watch, run, select
@@ -38,6 +40,7 @@ __all__ = [
     "Watch",
     "apply",
     "choose_bits",
+    "compress_saved",
     "copy_updated",
     "draw_masks",
     "find_primitives",
@@ -47,6 +50,7 @@ __all__ = [
     "keep_full_precision",
     "measure_saved",
     "multiply_floats",
+    "pack_masks",
     "pair_products",
     "partition",
     "quantize_operands",

@@ -37,6 +37,10 @@ RESHAPES = frozenset(
 PARTS = frozenset({aten.slice.Tensor, aten.select.int, aten.index_select.default, aten.index.Tensor})
 """Ops whose result holds some of the values of their operand."""
 
+FOR_BACKWARD = "for_backward"
+"""Key of ``node.meta`` of what the forward computes for the backward alone. It shares no kernel that would change what
+the forward computes for its results."""
+
 _SCALINGS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _DROPOUTS = ("native_dropout", "dropout")
 

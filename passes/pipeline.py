@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gqc.errors import GqcError, PassError, PolicyError
 from gqc.joint import JointGraph
 from gqc.passes.choose_bits import choose_bits
+from gqc.passes.compress_saved import compress_saved
 from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
@@ -19,6 +20,7 @@ from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
 from gqc.passes.multiply_floats import multiply_floats
+from gqc.passes.pack_masks import pack_masks
 from gqc.passes.pair_products import pair_products
 from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.recompute_products import recompute_products
@@ -67,10 +69,12 @@ PIPELINE = (
     Step("fuse_attention", fuse_attention),
     Step("fuse_kernels", fuse_kernels),
     Step("recompute_products", recompute_products),
+    Step("compress_saved", compress_saved),
     Step("multiply_floats", multiply_floats),
     Step("fuse_pointwise", fuse_pointwise),
     Step("fuse_products", fuse_products),
     Step("pair_products", pair_products),
+    Step("pack_masks", pack_masks),
     Step("schedule", schedule),
 )
 """The passes of gqc in running order."""

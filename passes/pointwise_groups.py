@@ -10,11 +10,12 @@ from math import prod
 from torch import fx
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import aten, is_random, is_updated, mutates, needed_for
+from gqc.passes.nodes import FOR_BACKWARD, aten, is_random, is_updated, mutates, needed_for
 from gqc.passes.pointwise_steps import (
     FLAT_VIEWS,
     SUM,
     Size,
+    equals_aten,
     holder,
     is_same,
     is_sum,
@@ -113,6 +114,8 @@ class _Grouping:
         fits = a.half == b.half and all(aligned(size_of(node), size) is not None for node in members)
         if not fits or len(members) > MOST_MEMBERS or not self._sums_fit(members, size):
             return b
+        if not a.half and not _share_kernel(members):
+            return b
         if len(set(self._inputs(members))) > MOST_INPUTS or self._comes_back(set(members)):
             return b
         merged = Group(size, a.half, members)
@@ -155,6 +158,12 @@ class _Grouping:
         yield from users
         if node in self._next_random:
             yield self._next_random[node]
+
+
+def _share_kernel(members: list[fx.Node]) -> bool:
+    """Whether results of the forward stay what they are if all members run in one program."""
+    extra = [node for node in members if FOR_BACKWARD in node.meta]
+    return not extra or all(equals_aten(node) for node in members if FOR_BACKWARD not in node.meta)
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:

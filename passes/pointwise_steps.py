@@ -35,6 +35,8 @@ _FLOATS = {torch.float32: "", torch.bfloat16: "to_bfloat16", torch.float16: "to_
 _EXACT = frozenset({"neg", "abs", "sign", "relu", "minimum", "maximum", "where", "threshold_backward"})
 """Instructions whose result is an operand or its negative, so that it needs no rounding to the operands' type."""
 
+_APPROXIMATED = ("exp", "log", "rsqrt", "sigmoid", "tanh", "silu", "gelu", "elu")
+
 Operand = fx.Node | float
 
 
@@ -333,6 +335,12 @@ _STEPS: dict[Any, Translate] = {
     aten.where.Scalar: _plain("where"),
     aten._to_copy.default: _cast,
 }
+
+
+def equals_aten(node: fx.Node) -> bool:
+    """Whether an instruction gives what torch's op does, bit for bit, as sums and exponentials do not."""
+    step = step_of(node)
+    return step is not None and not step.name.startswith(_APPROXIMATED)
 
 
 def operands_of(node: fx.Node) -> Iterator[fx.Node]:

@@ -16,7 +16,8 @@ def save_masks(joint: JointGraph, policy: Policy) -> Report:
 
     Requires: :func:`share_quantized`, after which GEMM and SPMM no longer read the float tensor in the backward.
     Does: rewrites the backward of ReLU and leaky ReLU to choose by a mask, if nothing else in the backward reads the
-        values that the mask is made from. (Their int8 copy would not do: rounding makes zeros of small values.)
+        values that the mask is made from, or they may be compressed (``Policy.save_bits``). (Their int8 copy would not
+        do: rounding makes zeros of small values.)
     Ensures: the same gradient, bit for bit.
     """
     report = Report("save_masks")
@@ -24,7 +25,11 @@ def save_masks(joint: JointGraph, policy: Policy) -> Report:
         if node.target not in _MASKED:
             continue
         values, reshapes = source(node.args[1])
-        if reshapes or half(values) == BACKWARD or any(u is not node for u in _backward_readers(values)):
+        if half(values) == BACKWARD:
+            continue
+        if policy.saves is not None:  # a compressed value no longer tells its sign
+            values = node.args[1]
+        elif reshapes or any(u is not node for u in _backward_readers(values)):
             continue
         masked = _MASKED[node.target](node, values)
         node.replace_all_uses_with(masked)

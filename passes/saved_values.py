@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import networkx  # type: ignore[import-untyped]
@@ -23,6 +24,9 @@ REPEATED = RESHAPES | {
 }
 """Ops that the backward repeats: views, which cost nothing, and the return from int8 or packed values, whose result is
 larger."""
+
+COMPRESSED = (ops.compress_rows.default, ops.pack_bits.default)
+"""Ops that run in the forward whatever it saves: what they read is not saved itself."""
 
 _HELD_BYTES = 1
 _SIZE_BYTES = 8
@@ -63,13 +67,22 @@ def describe(node: fx.Node) -> SavedTensor:
     return SavedTensor(node.name, None, (), held)
 
 
-def choose_saved(joint: JointGraph) -> list[fx.Node]:
+Cost = Callable[[fx.Node], "int | None"]
+"""Bytes that saving a tensor costs; ``None``: as many as it has."""
+
+
+def choose_saved(joint: JointGraph, cost: Cost | None = None, early: Container[fx.Node] = ()) -> list[fx.Node]:
     """The values that the forward saves, in graph order: the set of fewest bytes from which the backward can run.
 
     What the forward outputs and in-place updates need is computed in the forward; what depends on a gradient is
     computed in the backward. Everything between, such as the mask of an activation, goes where fewer bytes cross.
     Only the ops of :data:`REPEATED` and sizes are computed in both halves; parameters, buffers and inputs count as
     free, because the caller holds them anyway.
+
+    Args:
+        joint: forward and backward.
+        cost: what saving a tensor that the forward computes costs, where it is not what the tensor takes.
+        early: nodes that only the forward may compute, beside those of :data:`COMPRESSED`.
 
     It is a minimum cut (as in torch's min-cut partitioner): a value is an edge with its bytes as capacity, from
     *computed in the forward* to *known to the backward*.
@@ -81,12 +94,13 @@ def choose_saved(joint: JointGraph) -> list[fx.Node]:
     gradients = set(joint.gradients)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("source", "sink"))
-    early = [n for n in joint.graph.nodes if n not in late and n.op not in ("output", "get_attr")]
-    for node in early:
+    before = [n for n in joint.graph.nodes if n not in late and n.op not in ("output", "get_attr")]
+    for node in before:
         computed, known = (node, "computed"), (node, "known")
-        flow.add_edge(computed, known, **_capacity(node))
-        repeated = _is_repeated(node)
-        if node.op == "placeholder" or (node in needed and not repeated) or is_random(node):
+        flow.add_edge(computed, known, **_capacity(node, cost))
+        repeated = is_repeated(node)
+        fixed = node in early or node.target in COMPRESSED
+        if node.op == "placeholder" or (node in needed and not repeated) or is_random(node) or fixed:
             flow.add_edge("source", computed)
         if node in gradients:
             flow.add_edge(known, "sink")
@@ -99,7 +113,7 @@ def choose_saved(joint: JointGraph) -> list[fx.Node]:
                     # A user in the forward keeps its operand there: otherwise both halves would compute the operand.
                     flow.add_edge((user, "computed"), computed)
     _, (forward, _) = networkx.minimum_cut(flow, "source", "sink")
-    return [n for n in early if (n, "computed") in forward and (n, "known") not in forward]
+    return [n for n in before if (n, "computed") in forward and (n, "known") not in forward]
 
 
 def tangent_dependent(joint: JointGraph) -> set[fx.Node]:
@@ -111,20 +125,30 @@ def tangent_dependent(joint: JointGraph) -> set[fx.Node]:
     return late
 
 
-def _is_repeated(node: fx.Node) -> bool:
+def is_repeated(node: fx.Node) -> bool:
+    """Whether both halves may compute a node."""
     return node.target in REPEATED or is_size(node)
 
 
-def _capacity(node: fx.Node) -> dict[str, int]:
+def _is_compressed(node: fx.Node) -> bool:
+    return any(u.target in COMPRESSED or (u.target in RESHAPES and _is_compressed(u)) for u in node.users)
+
+
+def _capacity(node: fx.Node, cost: Cost | None) -> dict[str, int]:
     """The cost of saving a node.
 
-    It is unlimited for a node with several results, which are saved one by one, and for a buffer that is updated in
-    place, which the backward would find changed.
+    It is unlimited for a node with several results, which are saved one by one, for a buffer that is updated in
+    place, which the backward would find changed, and for what is saved in fewer bits.
     """
     value = node.meta.get("val")
     if node.op == "placeholder":
         return {} if is_updated(node) else {"capacity": _HELD_BYTES}
     if isinstance(value, Tensor):
+        if _is_compressed(node):
+            return {}
+        nbytes = cost(node) if cost is not None else None
+        if nbytes is not None:
+            return {"capacity": nbytes + (node.target in REPEATED)}
         # One byte more for a view: of a tensor and its view, the tensor is saved.
         return {"capacity": example_numel(value) * value.dtype.itemsize + (node.target in REPEATED)}
     return {"capacity": _SIZE_BYTES} if is_size(node) else {}

@@ -8,6 +8,7 @@ from typing import Any
 from gqc.cost import CostModel
 from gqc.layer_bits import LayerBits
 from gqc.policy import Insert, Policy
+from gqc.save_bits import SaveBits
 
 _ALWAYS = ("bits", "rounding", "keep_output_layer", "attention_logits", "min_size")
 _DEFAULT = Policy()
@@ -30,6 +31,8 @@ def _plain(value: Any) -> Any:
         return dict(value.entries)
     if isinstance(value, CostModel):
         return asdict(value)
+    if isinstance(value, SaveBits):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [item.name if isinstance(item, Insert) else item for item in value]
     return value

@@ -20,6 +20,7 @@ from gqc.passes import PIPELINE, run
 from gqc.passes.primitive import mark
 from gqc.passes.report import Report
 from gqc.policy import Policy
+from gqc.save_bits import SaveBits
 from tests.passes.models import CLASSES, MODELS, WIDTH, OnRelation, case, ops
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"
@@ -86,10 +87,12 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "fuse_attention": (MODELS["gat"], {}),
     "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise", "fuse_products")}),
     "recompute_products": (MODELS["gat"], {}),
+    "compress_saved": (gcn, {"bits": 32, "save_bits": SaveBits(2, min_size=0)}),
     "multiply_floats": (gcn, {}),
     "fuse_pointwise": (gcn, {}),
     "fuse_products": (gcn, {}),
     "pair_products": (sage, {}),
+    "pack_masks": (Dropped, {"bits": 32, "save_bits": SaveBits(2, min_size=0)}),
     "schedule": (MODELS["rgcn"], {}),
 }
 """Model and policy that show a pass; what the pass does to it is in the page."""

@@ -1,0 +1,66 @@
+"""Which nodes the backward computes, and how it comes to read values in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import fx
+
+from gqc.joint import JointGraph
+from gqc.passes.nodes import RESHAPES, call, is_size, mutates, needed_for, replay
+from gqc.passes.saved_values import is_repeated, tangent_dependent
+
+Restore = Callable[[fx.Node], fx.Node]
+
+
+class Reading:
+    """What the backward computes, and the values that it is to read in another form than the forward has them.
+
+    Args:
+        joint: forward and backward.
+        saved: what crosses from the forward to the backward.
+
+    Attributes:
+        restored: for such a value, what adds it to the graph before its first reader, which it is given.
+    """
+
+    def __init__(self, joint: JointGraph, saved: Iterable[fx.Node]) -> None:
+        self.restored: dict[fx.Node, Restore] = {}
+        self._read_as: dict[fx.Node, fx.Node] = {}
+        saved, late = set(saved), tangent_dependent(joint)
+        updates = [n for n in joint.graph.nodes if mutates(n)]
+        self._graph, self._late = joint.graph, late
+        self._forward = needed_for([*joint.forward_outputs, *saved, *(n for n in updates if n not in late)])
+        self._backward = needed_for([*joint.gradients, *(n for n in updates if n in late)], saved)
+
+    def rewire(self) -> None:
+        """Let the backward read what is restored, and repeat the views that both halves have of it."""
+        only_backward = [n for n in self._graph.nodes if n in self._backward and n not in self._forward]
+        for node in reversed([n for n in only_backward if n not in self._late and n.op == "call_function"]):
+            min(node.users).prepend(node)  # so that what it reads is restored late
+        for node in list(self._graph.nodes):
+            if node in self._backward and node not in self._forward and not is_size(node):
+                for operand in node.all_input_nodes:
+                    node.replace_input_with(operand, self._read(operand, node))
+
+    def _read(self, node: fx.Node, reader: fx.Node) -> fx.Node:
+        if node not in self._read_as:
+            self._read_as[node] = self._find(node, reader)
+        return self._read_as[node]
+
+    def _find(self, node: fx.Node, reader: fx.Node) -> fx.Node:
+        if node in self.restored:
+            return self.restored[node](reader)
+        if not is_repeated(node) or is_size(node) or node not in self._forward or node not in self._backward:
+            return node
+        read = {n: self._read(n, reader) for n in node.all_input_nodes}
+        if all(n is found for n, found in read.items()):
+            return node
+        with node.graph.inserting_before(reader):
+            if node.target in RESHAPES:
+                again = replay(node, read[node.args[0]], f"{node.name}_again")  # type: ignore[index]
+            else:
+                arguments = fx.map_arg(node.args, lambda n: read.get(n, n))
+                again = call(node.target, arguments, node, f"{node.name}_again", **node.kwargs)  # type: ignore[arg-type]
+        again.meta["partitioner_tag"] = "is_backward"
+        return again

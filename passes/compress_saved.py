@@ -1,0 +1,125 @@
+"""Save float tensors for the backward in few bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from gqc.joint import JointGraph
+from gqc.passes.backward_reading import Reading
+from gqc.passes.compressed_rows import Rows
+from gqc.passes.kept_as_is import KeptAsIs
+from gqc.passes.nodes import (
+    FOR_BACKWARD,
+    FORWARD,
+    RESHAPES,
+    drop_unused,
+    example,
+    example_numel,
+    mutates,
+    needed_for,
+    origin,
+    source,
+)
+from gqc.passes.report import REPLACED, Decision, Report
+from gqc.passes.rounded_reads import fewest_bits, fixed_in_forward, let_read_linearly
+from gqc.passes.saved_plan import PLAN, SavedPlan, compressed_to
+from gqc.passes.saved_values import choose_saved, tangent_dependent
+from gqc.policy import Policy
+from gqc.save_bits import SaveBits
+
+FIRST_STREAM = 1 << 17
+"""Number of the first compressed tensor's stream of random bits, behind those of ``quantize`` and of dropout."""
+
+
+def compress_saved(joint: JointGraph, policy: Policy) -> Report:
+    """Save the float tensors that the backward reads in 1, 2, 4 or 8 bits a value and the range of each row.
+
+    Requires: :func:`save_masks`, :func:`fuse_attention` and :func:`recompute_products` before it (order only), after
+        which what the backward reads is known.
+    Does: with ``Policy.save_bits``, chooses what the forward saves by the bytes that it takes in few bits, and gives
+        the backward the decompressed tensor from its first reader on. Masks, derivatives of activations and whatever
+        else is not linear in a compressed tensor are computed in the forward, from the exact one. What the caller
+        holds, results of the model, integers, what is made of graph structure alone, and small tensors stay as they
+        are.
+    Ensures: the forward, bit for bit; with stochastic rounding the expectation of gradients, but for what
+        normalizations and softmaxes multiply a rounded value with itself.
+    """
+    report = Report("compress_saved")
+    if policy.saves is None or not joint.training:
+        return report
+    late = tangent_dependent(joint)
+    for node in list(joint.graph.nodes):
+        if node in late:
+            let_read_linearly(node, late)
+    drop_unused(joint.graph)
+    _Compression(joint, policy.saves, report).run()
+    drop_unused(joint.graph)
+    return report
+
+
+class _Compression:
+    def __init__(self, joint: JointGraph, saves: SaveBits, report: Report) -> None:
+        self.joint, self.saves, self.report = joint, saves, report
+        self.late = tangent_dependent(joint)
+        self.kept = KeptAsIs(joint, saves)
+
+    def run(self) -> None:
+        saved = self._choose()
+        chosen = [node for node in saved if self.kept.reason(node) is None]
+        if not chosen:
+            return
+        reading = Reading(self.joint, saved)
+        seed = self.joint.seed() if self.saves.rounding == "stochastic" else None
+        for number, node in enumerate(chosen):
+            bits = self._bits(node)
+            rows = Rows.of(bits, self.saves, node.meta["val"])
+            compressed = rows.compress(node, seed, FIRST_STREAM + number)
+            reading.restored[node] = compressed.decompress
+            plan = _plan(node, rows, self._why(node, bits))
+            compressed.results[0].meta[PLAN] = plan
+            told = f"{plan.how}: {plan.reason}"
+            self.report.decisions.append(Decision(node.name, plan.module, "activation", FORWARD, REPLACED, told))
+        reading.rewire()
+
+    def _choose(self) -> list[fx.Node]:
+        early = [n for n in self.joint.graph.nodes if n not in self.late and n.op != "output"]
+        updates = [n for n in self.joint.graph.nodes if mutates(n) and n not in self.late]
+        needed = needed_for([*self.joint.forward_outputs, *updates])
+        fixed = fixed_in_forward(early, needed, lambda n: self.kept.reason(n) is None)
+        for node in early:
+            if node not in needed and node.op == "call_function":
+                node.meta[FOR_BACKWARD] = True
+        return choose_saved(self.joint, self._cost, fixed)
+
+    def _cost(self, node: fx.Node) -> int | None:
+        if node.target in RESHAPES:
+            node, _ = source(node)
+        value = node.meta["val"]
+        if value.dtype is torch.bool:
+            return max(1, example_numel(value) // 8)
+        if self.kept.reason(node) is not None:
+            return None
+        return Rows.of(self._bits(node), self.saves, value).nbytes(value)
+
+    def _bits(self, node: fx.Node) -> int:
+        return max(self.saves.width(origin(node).module)[1], fewest_bits(node, self.late)[0])
+
+    def _why(self, node: fx.Node, bits: int) -> str:
+        entry, width = self.saves.width(origin(node).module)
+        asked = f"save_bits={width}" if entry is None else f"save_bits[{entry!r}]={width}"
+        return asked if width == bits else f"{asked}, but {fewest_bits(node, self.late)[1]}"
+
+
+def _plan(node: fx.Node, rows: Rows, reason: str) -> SavedPlan:
+    value = node.meta["val"]
+    return SavedPlan(
+        name=node.name,
+        module=origin(node).module,
+        shape=tuple(map(example, value.shape)),
+        dtype=str(value.dtype).removeprefix("torch."),
+        before=example_numel(value) * value.dtype.itemsize,
+        after=rows.nbytes(value),
+        how=compressed_to(rows.bits),
+        reason=reason,
+    )
