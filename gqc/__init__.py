@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TuneWarning,
     )
     from gqc.explain import explain
+    from gqc.memory_report import MemoryReport, memory_report
     from gqc.policy import Policy
     from gqc.rewrite import rewrite
     from gqc.save_bits import SaveBits
@@ -52,6 +53,7 @@ __all__ = [
     "GqcError",
     "InputError",
     "KernelError",
+    "MemoryReport",
     "PassError",
     "Policy",
     "PolicyError",
@@ -63,12 +65,14 @@ __all__ = [
     "error_report",
     "explain",
     "is_compiled",
+    "memory_report",
     "rewrite",
     "state_of",
 ]
 
 _MODULES = {
     "Bisection": "gqc.bisect",
+    "MemoryReport": "gqc.memory_report",
     "Policy": "gqc.policy",
     "SaveBits": "gqc.save_bits",
     "bisect": "gqc.bisect",
@@ -76,6 +80,7 @@ _MODULES = {
     "error_report": "gqc.error_report",
     "explain": "gqc.explain",
     "is_compiled": "gqc.compile",
+    "memory_report": "gqc.memory_report",
     "rewrite": "gqc.rewrite",
     "state_of": "gqc.compile",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,18 +13,15 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from gqc.capture import Call, StateChange
 from gqc.compile import state_of
-from gqc.errors import CaptureError, GqcError
-from gqc.generators import generators_kept
 from gqc.given import check_call
 from gqc.joint import SEED, TANGENT, Placeholder
 from gqc.node_error import GRADIENT, NodeError, node_errors
 from gqc.seed import SeedSource
-from gqc.text import a_kind, printed, show
-from gqc.variant import CompiledStage, IslandStep, Variant
+from gqc.text import printed, show
+from gqc.trial import columns_put_back, differentiate, undone, variant_of
+from gqc.variant import CompiledStage, IslandStep
 
 
 @dataclass(frozen=True)
@@ -103,54 +99,15 @@ def measure_errors(
     """What :func:`error_report` prints."""
     state = state_of(model)
     check_call("gqc.error_report(model, *inputs)", state.model, inputs, kwargs, ("loss_fn",))
-    with _undone(state.model, state.seed):
-        try:
-            variant, call = state.variant_of(inputs, kwargs)
-        except StateChange as change:
-            reason = f"{change.reason}; if that fills a cache, call the model once before"
-            raise CaptureError(reason, module=change.module, location=change.location) from change
+    with undone(state.model, state.seed):
+        variant, call = variant_of(state, inputs, kwargs)
         recorder = _Recorder()
-        with _columns_put_back(variant, call):
+        with columns_put_back(variant, call):
             result = variant.run(call, inputs, kwargs, recorder)
-            differentiate(result, loss_fn, [*state.model.parameters(), *call.flat])
+            differentiate("gqc.error_report", result, loss_fn, [*state.model.parameters(), *call.flat])
         nodes = [error for stage in recorder.stages for error in stage.errors(state.seed)]
     nodes.sort(key=lambda n: (not math.isnan(n.relative), -n.relative))
     return ErrorReport(type(model).__name__, tuple(nodes))
-
-
-@contextmanager
-def _undone(model: nn.Module, seed: SeedSource) -> Iterator[None]:
-    """What the modules hold, the generators and the steps of the seed are put back at the end."""
-    held = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with generators_kept(), seed.kept():
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        for module, attributes, slots in held:
-            for added in vars(module).keys() - attributes.keys():
-                del vars(module)[added]
-            vars(module).update(attributes)
-            module._buffers.update(slots)
-
-
-@contextmanager
-def _columns_put_back(variant: Variant, call: Call) -> Iterator[None]:
-    """Columns that the model writes to graphs are put back at the end."""
-    outputs = variant.captured.outputs
-    before = []
-    for writes in outputs.graph_writes:
-        adapter, graph = outputs.inputs.graphs[writes.graph].adapter, call.graphs[writes.graph]  # type: ignore[union-attr]
-        columns = adapter.tensors(graph)
-        before.append((adapter, graph, {name: columns.get(name) for name in writes.columns}))
-    try:
-        yield
-    finally:
-        for adapter, graph, columns in before:
-            adapter.write_back(graph, columns)
 
 
 @dataclass(frozen=True)
@@ -201,27 +158,3 @@ class _Recorder:
             if isinstance(result, Tensor) and result.requires_grad:
                 result.register_hook(partial(run.receive, index))
         self.stages.append(run)
-
-
-def differentiate(result: Any, loss_fn: Callable[[Any], Tensor] | None, leaves: list[Any]) -> None:
-    """Run the backward, which hands every stage its gradients, without touching ``.grad``.
-
-    Raises:
-        GqcError: ``loss_fn`` returned no number that depends on the model.
-    """
-    wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-    outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
-    if not wanted or not outputs:
-        return
-    if loss_fn is not None:
-        loss = loss_fn(result)
-        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            got = a_kind(loss)
-            if isinstance(loss, Tensor):
-                got = f"a tensor of shape {list(loss.shape)}" + ", which has no gradient" * (not loss.requires_grad)
-            raise GqcError(f"gqc.error_report: loss_fn returned {got}: return one number computed from its argument")
-        torch.autograd.grad(loss, wanted, allow_unused=True)
-        return
-    generator = torch.Generator().manual_seed(0)
-    noise = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
-    torch.autograd.grad(outputs, wanted, noise, allow_unused=True)

@@ -40,7 +40,7 @@ def write_dump(
         DumpError: the folder cannot be written to, or the model runs eagerly, so that there is nothing to dump.
     """
     from gqc.compile import compile, state_of
-    from gqc.error_report import differentiate
+    from gqc.trial import differentiate
 
     compiled = compile(model, policy, dump=folder)
     kwargs = dict(kwargs or {})
@@ -50,7 +50,7 @@ def write_dump(
     with warnings.catch_warnings():
         warnings.simplefilter("error", DumpWarning)
         result = compiled(*args, **kwargs)
-        differentiate(result, None, [*compiled.parameters(), *tree_leaves((tuple(args), kwargs))])
+        differentiate("gqc.dump", result, None, [*compiled.parameters(), *tree_leaves((tuple(args), kwargs))])
     if not dumper.variants:
         why = "; ".join(map(str, state_of(compiled).fallbacks.values())) or "no part of it was compiled"
         raise DumpError(f"{type(model).__name__} has no graph to dump: {why}")
