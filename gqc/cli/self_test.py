@@ -20,6 +20,7 @@ from gqc.runtime.reference.gat import gat, gat_bwd
 from gqc.runtime.reference.gemm import qgemm
 from gqc.runtime.reference.pack_bits import pack_bits, unpack_bits
 from gqc.runtime.reference.pointwise import pointwise
+from gqc.runtime.reference.project_rows import project_rows, unproject_rows
 from gqc.runtime.reference.qsddmm import qsddmm
 from gqc.runtime.reference.qspmm import qspmm, qspmm_cmp
 from gqc.runtime.reference.quantize import absmax, dequantize, quantize
@@ -226,6 +227,12 @@ def _compress_rows(x: _Inputs) -> Pairs:
     return [*zip(got, compressed, strict=True), (x.ops.decompress_rows(*back), decompress_rows(*back))]
 
 
+def _project_rows(x: _Inputs) -> Pairs:
+    projected = project_rows(x.u, 5, x.seed, 4)
+    back = projected, _WIDTH, x.seed, 4
+    return [(x.ops.project_rows(x.u, 5, x.seed, 4), projected), (x.ops.unproject_rows(*back), unproject_rows(*back))]
+
+
 def _pack_bits(x: _Inputs) -> Pairs:
     pairs = []
     for bits in (1, 2, 4):
@@ -260,6 +267,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "dropout": _dropout,
     "pack_bits": _pack_bits,
     "compress_rows": _compress_rows,
+    "project_rows": _project_rows,
     "pointwise": _pointwise,
 }
 """Every family of ops by name."""

@@ -15,6 +15,7 @@ import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import attend as attend_reference
 from gqc.runtime.reference import edge_softmax as softmax_reference
 from gqc.runtime.reference import gat as gat_reference
+from gqc.runtime.reference import project_rows as project_reference
 from gqc.runtime.reference import sddmm as sddmm_reference
 from gqc.runtime.reference import spmm as spmm_reference
 from gqc.runtime.relation import from_edges
@@ -123,6 +124,15 @@ def _compress_rows(x: Inputs) -> Iterator[Case]:
                 grouped = gqc_ops.compress_rows(values, bits, x.seed, 5, FLOAT, 32)
                 yield Case(f"{label}, groups", "compress_rows", (values, bits, x.seed, 5, FLOAT, 32))
                 yield Case(f"{label}, groups", "decompress_rows", (*grouped, bits, width, dtype, 32))
+
+
+def _project_rows(x: Inputs) -> Iterator[Case]:
+    for width in x.widths:
+        kept, label = -(-width // 3), f"width {width}"
+        values = x.floats(x.sources, width)
+        yield Case(label, "project_rows", (values, kept, x.seed, 5), False, project_reference.project_rows)
+        projected = gqc_ops.project_rows(values, kept, x.seed, 5)
+        yield Case(label, "unproject_rows", (projected, width, x.seed, 5), False, project_reference.unproject_rows)
 
 
 def _pointwise(x: Inputs) -> Iterator[Case]:
@@ -332,6 +342,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "edge_softmax": _edge_softmax,
     "gat": _gat,
     "attend": _attend,
+    "project_rows": _project_rows,
 }
 """The cases of each family of ops by name."""
 
