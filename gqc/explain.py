@@ -21,12 +21,13 @@ from gqc.passes.int8_copies import lifetimes
 from gqc.passes.measure_saved import SAVED_BYTES
 from gqc.passes.nodes import example
 from gqc.passes.pipeline import FIND_MESSAGES
-from gqc.passes.report import FOUND, KEPT, MOVED, QUANTIZED, Decision, Lifetime, Report
+from gqc.passes.report import COMPRESSED, FOUND, KEPT, MOVED, QUANTIZED, Decision, Lifetime, Report
+from gqc.passes.saved_plan import SavedPlan
 from gqc.passes.saved_values import SavedTensor
 from gqc.text import bytes_text, printed, show
 from gqc.variant import CompiledStage, IslandStep, Variant
 
-_SUMMARIZED = (FOUND, QUANTIZED, KEPT, MOVED)
+_SUMMARIZED = (FOUND, QUANTIZED, KEPT, MOVED, COMPRESSED)
 _UNDECIDED = Decision("", "", "", "", KEPT, "no pass decided about it")
 
 
@@ -39,6 +40,7 @@ class StageExplanation:
         saved: what the forward keeps for the backward; ``nbytes()`` of each is its memory at the first call.
         lifetimes: the int8 copies of tensors: where each is made, and where it is read last.
         arguments: names of the parameters, buffers and inputs, which the caller holds.
+        plan: what becomes of each value that the backward reads of the forward.
         cuda_graph: with ``Policy.cuda_graph``: what was replayed so far, and why not all.
     """
 
@@ -46,6 +48,7 @@ class StageExplanation:
     saved: tuple[SavedTensor, ...]
     lifetimes: tuple[Lifetime, ...]
     arguments: frozenset[str] = frozenset()
+    plan: tuple[SavedPlan, ...] = ()
     cuda_graph: Usage | None = None
 
     def decisions(self, action: str) -> list[Decision]:
@@ -168,7 +171,8 @@ def _explain_step(step: CompiledStage | IslandStep) -> StageExplanation | Island
         return IslandExplanation(island.name, island.reason, isinstance(island, StructureIsland))
     arguments = frozenset(node.name for node in step.joint.graph.find_nodes(op="placeholder"))
     usage = deepcopy(step.graphed.usage) if step.graphed is not None else None
-    return StageExplanation(tuple(step.reports), tuple(step.saved), tuple(lifetimes(step.joint)), arguments, usage)
+    copies = tuple(lifetimes(step.joint))
+    return StageExplanation(tuple(step.reports), tuple(step.saved), copies, arguments, step.plan, usage)
 
 
 def _island(island: IslandExplanation) -> Iterator[str]:
@@ -196,7 +200,7 @@ def _stage(stage: StageExplanation) -> Iterator[str | Table]:
         measured = "measure_saved" not in stage.skipped
         exact = f" instead of {bytes_text(stage.saved_bytes_full_precision)}" if measured else ""
         yield f"  saved for the backward: {bytes_text(stage.saved_bytes)}{exact}{_of_arguments(stage)}"
-        yield _saved(stage.saved)
+        yield _saved(stage.saved) if not stage.decisions(COMPRESSED) else _plan(stage.plan)
     if stage.cuda_graph is not None:
         yield from (f"  {escape(line)}" for line in stage.cuda_graph.lines())
 
@@ -231,6 +235,17 @@ def _saved(saved: Sequence[SavedTensor]) -> Table:
                 ", ".join(str(example(size)) for size in tensor.shape),
             )
             table.add_row(bytes_text(tensor.nbytes()), dtype, escape(f"[{shape}]"), escape(tensor.name))
+    return table
+
+
+def _plan(plan: Sequence[SavedPlan]) -> Table:
+    """What becomes of the values that cost memory or did, largest first."""
+    table = _table("bytes", "instead of", "dtype", "shape", "module", "tensor", "", "because")
+    for value in sorted(plan, key=lambda v: (v.after, v.before), reverse=True):
+        if value.before > 0:
+            shape = f"[{', '.join(map(str, value.shape))}]"
+            row = (bytes_text(value.after), bytes_text(value.before), value.dtype, shape, value.module or "(model)")
+            table.add_row(*map(escape, (*row, value.name, value.how, value.reason)))
     return table
 
 

@@ -45,7 +45,7 @@ class SaveBits:
     Attributes:
         bits: 1, 2, 4 or 8; ``"auto"`` gives each tensor the width that fits ``budget``; a mapping gives modules widths
             of their own, by path or pattern: ``{"conv1": 2, "*": 8}``, where 32 leaves a module as it is, and so does
-            no entry.
+            no entry. A tensor is that of the modules whose backward reads it, in the width of the widest.
         group: values of a row that share the least element and the range, a multiple of 8 (ActNN: 256); ``None``: a
             row, which is the last axis (TinyKG). Of tensors with short rows, groups of 256 reach over rows.
         stats: what the least element and the range are kept in: ``"bf16"`` or ``"fp32"``.

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from gqc.autocast import autocast_off
 from gqc.capture import Call, Captured, calling
+from gqc.capture.islands import StructureIsland
 from gqc.constant_inputs import RememberedInputs
 from gqc.cuda_graph import GraphedStage
 from gqc.errors import CaptureError
@@ -23,6 +24,7 @@ from gqc.passes.output_layer import inputs_behind_outputs
 from gqc.passes.partition import SavedTensor, partition
 from gqc.passes.pipeline import FIND_MESSAGES, Watch
 from gqc.passes.report import FOUND, Report
+from gqc.passes.saved_plan import SavedPlan, given_to_backward, plan_of
 from gqc.passes.user_keep import check_nodes
 from gqc.policy import Policy
 from gqc.seed import SeedSource
@@ -42,6 +44,7 @@ class CompiledStage:
         joint: the rewritten joint graph.
         reports: what each pass decided.
         saved: what the forward keeps for the backward.
+        plan: what becomes of each value that the backward reads of the forward.
         slots: where the values of the joint graph's parameters and buffers stand.
         inputs: which values the other placeholders take, as positions in ``reads``.
         reads, writes: names of the values that the stage takes and gives.
@@ -51,6 +54,7 @@ class CompiledStage:
     joint: JointGraph
     reports: list[Report]
     saved: list[SavedTensor]
+    plan: tuple[SavedPlan, ...]
     executable: Executable
     slots: tuple[Slot, ...]
     inputs: tuple[int, ...]
@@ -135,6 +139,7 @@ class Variant:
         ends = {n.name for n in graph.output_node().all_input_nodes}
         steps: list[CompiledStage | IslandStep] = []
         parts = cut(captured.graph)
+        crossing = {name for part in parts if not _is_structure(part) for name in part.writes}
         with _tracing_modes():
             for position, part in reversed(list(enumerate(parts))):
                 if isinstance(part, IslandCall):
@@ -142,7 +147,9 @@ class Variant:
                 else:
                     number = sum(isinstance(p, Stage) for p in parts[: position + 1])
                     watch = dump.stage(number, part, parts) if dump is not None else None
-                    stage = _compile(model, captured, part, policy, seed, ends, watch, bit_rule)
+                    stage = _compile(model, captured, part, policy, seed, ends, watch, bit_rule, crossing)
+                    if dump is not None:
+                        dump.stages[number].plan = stage.plan
                     ends.update(part.reads[i] for i in inputs_behind_outputs(stage.joint))
                     steps.insert(0, stage)
         stages = [step for step in steps if isinstance(step, CompiledStage)]
@@ -192,8 +199,14 @@ def _compile(
     ends: Set[str],
     watch: Watch | None,
     bit_rule: BitRule | None,
+    crossing: Set[str],
 ) -> CompiledStage:
-    """Compile a stage; ``ends`` names the values from which a model's output is reached without another primitive."""
+    """Compile a stage.
+
+    Args:
+        ends: names of the values from which a model's output is reached without another primitive.
+        crossing: names of the values that stages and eager islands give one another.
+    """
     try:
         joint = build_joint(stage.graph, stage.fakes)
     except Exception as error:
@@ -207,6 +220,8 @@ def _compile(
         reports.insert(0, Report(FIND_MESSAGES, [d for d in captured.messages if d.node in inside]))
     halves = partition(joint)
     state = [p for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)]
+    inputs = [p for p in joint.placeholders if p.kind == INPUT]
+    held = {s.name for s in halves.saved if s.held}
     executable = Executable(joint, halves, seed)
     if policy.remember_inputs:
         remembered = RememberedInputs(joint, halves.forward)
@@ -216,13 +231,22 @@ def _compile(
         joint=joint,
         reports=reports,
         saved=halves.saved,
+        plan=(
+            *plan_of(joint, halves.saved, policy.saves),
+            *(given_to_backward(p.node) for p in inputs if stage.reads[p.index] in crossing and p.node.name in held),
+            *(plan for report in reports for plan in report.plans),
+        ),
         executable=executable,
         slots=tuple(_slot(model, captured.graph, p.name) for p in state),
-        inputs=tuple(p.index for p in joint.placeholders if p.kind == INPUT),
+        inputs=tuple(p.index for p in inputs),
         reads=stage.reads,
         writes=stage.writes,
         graphed=GraphedStage(executable, joint, len(state)) if policy.cuda_graph else None,
     )
+
+
+def _is_structure(part: Stage | IslandCall) -> bool:
+    return isinstance(part, IslandCall) and isinstance(part.island, StructureIsland)
 
 
 def _slot(model: nn.Module, graph: fx.GraphModule, name: str) -> Slot:

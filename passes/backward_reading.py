@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import RESHAPES, call, is_size, mutates, needed_for, replay
-from gqc.passes.saved_values import is_repeated, tangent_dependent
+from gqc.passes.nodes import IDENTITIES, RESHAPES, call, is_size, is_tensor, mutates, needed_for, replay
+from gqc.passes.saved_values import REPEATED, is_repeated, tangent_dependent
+
+_VIEWS = RESHAPES | IDENTITIES | REPEATED
 
 Restore = Callable[[fx.Node], fx.Node]
 
@@ -42,6 +44,11 @@ class Reading:
             if node in self._backward and node not in self._forward and not is_size(node):
                 for operand in node.all_input_nodes:
                     node.replace_input_with(operand, self._read(operand, node))
+
+    def again(self) -> list[fx.Node]:
+        """The tensors without gradient that only the backward computes, views and packed values aside."""
+        early = [n for n in self._graph.nodes if n in self._backward and n not in self._forward and n not in self._late]
+        return [n for n in early if n.op == "call_function" and is_tensor(n) and n.target not in _VIEWS]
 
     def _read(self, node: fx.Node, reader: fx.Node) -> fx.Node:
         if node not in self._read_as:

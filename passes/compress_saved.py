@@ -14,17 +14,16 @@ from gqc.passes.nodes import (
     FORWARD,
     RESHAPES,
     drop_unused,
-    example,
     example_numel,
     mutates,
     needed_for,
-    origin,
     source,
 )
-from gqc.passes.report import REPLACED, Decision, Report
+from gqc.passes.report import COMPRESSED, Decision, Report
 from gqc.passes.rounded_reads import fewest_bits, fixed_in_forward, let_read_linearly
-from gqc.passes.saved_plan import PLAN, SavedPlan, compressed_to
+from gqc.passes.saved_plan import PLAN, SavedPlan, compressed_to, recomputed
 from gqc.passes.saved_values import choose_saved, tangent_dependent
+from gqc.passes.saving_modules import asked_bits
 from gqc.policy import Policy
 from gqc.save_bits import SaveBits
 
@@ -76,11 +75,13 @@ class _Compression:
             rows = Rows.of(bits, self.saves, node.meta["val"])
             compressed = rows.compress(node, seed, FIRST_STREAM + number)
             reading.restored[node] = compressed.decompress
-            plan = _plan(node, rows, self._why(node, bits))
+            nbytes = rows.nbytes(node.meta["val"])
+            plan = SavedPlan.of(node, nbytes, compressed_to(bits), self._why(node, bits), self.late)
             compressed.results[0].meta[PLAN] = plan
             told = f"{plan.how}: {plan.reason}"
-            self.report.decisions.append(Decision(node.name, plan.module, "activation", FORWARD, REPLACED, told))
+            self.report.decisions.append(Decision(node.name, plan.module, "activation", FORWARD, COMPRESSED, told))
         reading.rewire()
+        self.report.plans = [recomputed(node, self.late) for node in reading.again()]
 
     def _choose(self) -> list[fx.Node]:
         early = [n for n in self.joint.graph.nodes if n not in self.late and n.op != "output"]
@@ -103,23 +104,9 @@ class _Compression:
         return Rows.of(self._bits(node), self.saves, value).nbytes(value)
 
     def _bits(self, node: fx.Node) -> int:
-        return max(self.saves.width(origin(node).module)[1], fewest_bits(node, self.late)[0])
+        return max(asked_bits(node, self.saves, self.late)[1], fewest_bits(node, self.late)[0])
 
     def _why(self, node: fx.Node, bits: int) -> str:
-        entry, width = self.saves.width(origin(node).module)
+        entry, width = asked_bits(node, self.saves, self.late)
         asked = f"save_bits={width}" if entry is None else f"save_bits[{entry!r}]={width}"
         return asked if width == bits else f"{asked}, but {fewest_bits(node, self.late)[1]}"
-
-
-def _plan(node: fx.Node, rows: Rows, reason: str) -> SavedPlan:
-    value = node.meta["val"]
-    return SavedPlan(
-        name=node.name,
-        module=origin(node).module,
-        shape=tuple(map(example, value.shape)),
-        dtype=str(value.dtype).removeprefix("torch."),
-        before=example_numel(value) * value.dtype.itemsize,
-        after=rows.nbytes(value),
-        how=compressed_to(rows.bits),
-        reason=reason,
-    )

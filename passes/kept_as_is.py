@@ -7,7 +7,9 @@ from torch import Tensor, fx
 
 from gqc.joint import BUFFER, PARAMETER, JointGraph
 from gqc.passes.compressed_rows import FLOATS, Rows
-from gqc.passes.nodes import IDENTITIES, RESHAPES, aten, example_numel, is_random, is_size, origin, source
+from gqc.passes.nodes import IDENTITIES, RESHAPES, aten, example_numel, is_random, is_size, source
+from gqc.passes.saved_values import tangent_dependent
+from gqc.passes.saving_modules import asked_bits
 from gqc.save_bits import SaveBits
 
 AS_THEY_ARE = 32
@@ -20,7 +22,7 @@ class KeptAsIs:
     """Why tensors of a joint graph stay as they are under an option."""
 
     def __init__(self, joint: JointGraph, saves: SaveBits) -> None:
-        self._saves = saves
+        self._saves, self._late = saves, tangent_dependent(joint)
         self._results = {node for node in joint.forward_outputs if node is not None}
         self._gradients = {node for node in joint.gradients if node is not None}
         self._held = {p.node: f"{p.kind} {p.name}" for p in joint.placeholders if p.kind in (PARAMETER, BUFFER)}
@@ -63,7 +65,7 @@ class KeptAsIs:
         count, saves = example_numel(value), self._saves
         if count < saves.min_size:
             return f"{count:,} elements are fewer than min_size={saves.min_size:,}"
-        entry, bits = saves.width(origin(node).module)
+        entry, bits = asked_bits(node, saves, self._late)
         if bits == AS_THEY_ARE:
             return "no entry of save_bits covers its module" if entry is None else f"save_bits[{entry!r}]={bits}"
         if Rows.of(bits, saves, value).nbytes(value) >= count * value.dtype.itemsize:

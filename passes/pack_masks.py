@@ -11,7 +11,7 @@ from gqc.joint import JointGraph
 from gqc.passes.backward_reading import Reading
 from gqc.passes.nodes import FORWARD, aten, call, example_numel, origin, size
 from gqc.passes.primitive import ops
-from gqc.passes.report import REPLACED, Decision, Report
+from gqc.passes.report import COMPRESSED, Decision, Report
 from gqc.passes.saved_values import choose_saved
 from gqc.policy import Policy
 
@@ -36,7 +36,7 @@ def pack_masks(joint: JointGraph, policy: Policy) -> Report:
             continue
         reading.restored[node] = partial(_unpack, node, *_pack(node))
         reason = "its mask is saved in 1 bit an element"
-        report.decisions.append(Decision(node.name, origin(node).module, "mask", FORWARD, REPLACED, reason))
+        report.decisions.append(Decision(node.name, origin(node).module, "mask", FORWARD, COMPRESSED, reason))
     reading.rewire()
     return report
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gqc.passes.saved_plan import SavedPlan
 
 FOUND, QUANTIZED, KEPT, SHARED, REPLACED = "found", "quantized", "kept", "shared", "replaced"
 UNSHARED, MOVED = "unshared", "moved"
 FUSED, UNFUSED = "fused", "unfused"
 LEFT = "left"
+COMPRESSED = "compressed"
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Decision:
         primitive: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ``"edge_softmax"``, ...
         half: ``"forward"`` or ``"backward"``.
         action: ``"found"``, ``"quantized"``, ``"kept"``, ``"shared"``, ``"unshared"``, ``"replaced"``, ``"fused"``,
-            ``"unfused"``, ``"left"`` or ``"moved"``.
+            ``"unfused"``, ``"left"``, ``"moved"`` or ``"compressed"``.
         reason: one sentence fragment for people.
     """
 
@@ -79,12 +84,14 @@ class Report:
         decisions: one a node.
         numbers: counts and sizes that hold for the graph as a whole, by what they count.
         lifetimes: the int8 copies that the pass leaves, in graph order.
+        plans: the values of the forward that the backward computes again, with ``Policy.save_bits``.
     """
 
     name: str
     decisions: list[Decision] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     lifetimes: list[Lifetime] = field(default_factory=list)
+    plans: list[SavedPlan] = field(default_factory=list)
 
     def count(self) -> Counter[str]:
         """Number of decisions by action."""

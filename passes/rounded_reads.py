@@ -7,7 +7,7 @@ an activation is computed in the forward, from the exact tensor, and saved itsel
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from torch import fx
@@ -26,6 +26,7 @@ from gqc.passes.nodes import (
 )
 from gqc.passes.primitive import ops
 from gqc.passes.saved_values import REPEATED, is_repeated
+from gqc.passes.saving_modules import reads
 
 _LINEAR = (
     REPEATED
@@ -120,21 +121,12 @@ def _is_linear(node: fx.Node, read: list[fx.Node]) -> bool:
 
 def fewest_bits(node: fx.Node, late: Container[fx.Node]) -> tuple[int, str]:
     """How many bits a saved tensor has at least for what the backward computes from it, and what that is."""
-    reads = list(_reads(node, late))
-    if any(reader.args[i] is read for reader, read in reads for i in _FACTORS.get(reader.target, ())):  # type: ignore
+    found = list(reads(node, late))
+    if any(reader.args[i] is read for reader, read in found for i in _FACTORS.get(reader.target, ())):  # type: ignore
         return FEWEST_BITS_OF_FACTORS, "its error becomes a factor"
-    if _is_squared({reader for reader, _ in reads}):
+    if _is_squared({reader for reader, _ in found}):
         return FEWEST_BITS_OF_SQUARES, "the backward multiplies it with itself"
     return 1, ""
-
-
-def _reads(node: fx.Node, late: Container[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The readers of a tensor that depend on a gradient, with what they read: the tensor or a view."""
-    for user in node.users:
-        if user in late:
-            yield user, node
-        elif is_repeated(user) and not is_size(user):
-            yield from _reads(user, late)
 
 
 def _is_squared(readers: set[fx.Node]) -> bool:

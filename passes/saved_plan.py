@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from gqc.joint import JointGraph
+from gqc.passes.kept_as_is import KeptAsIs
+from gqc.passes.nodes import example, example_numel, inputs_of_values
+from gqc.passes.primitive import ops
+from gqc.passes.saved_values import SavedTensor, tangent_dependent
+from gqc.passes.saving_modules import saving_modules
+from gqc.save_bits import SaveBits
 
 PLAN = "saved_plan"
 """Key of ``node.meta`` under which the packed values of a tensor have their :class:`SavedPlan`."""
@@ -21,7 +33,8 @@ class SavedPlan:
 
     Attributes:
         name: its node in the joint graph.
-        module: dotted path of the module that computes it, ``""`` for the model itself.
+        module: dotted path of the module whose backward reads it, of that which computes it where that is not known;
+            ``""`` for the model itself.
         shape: at the example call.
         dtype: of the value, before it is compressed.
         before: bytes of the value at the example call, if the forward saved it as it is.
@@ -44,3 +57,73 @@ class SavedPlan:
         shape = ", ".join(map(str, self.shape))
         memory = f"{self.before:,} to {self.after:,} B"
         return f"{self.name}{where}, {self.dtype} [{shape}]: {self.how}, {memory}: {self.reason}"
+
+    @classmethod
+    def of(cls, node: fx.Node, after: int, how: str, reason: str, late: Container[fx.Node] = ()) -> SavedPlan:
+        """The plan of a tensor.
+
+        Args:
+            node: the tensor.
+            after: bytes that are saved.
+            how: what becomes of it.
+            reason: why.
+            late: the nodes that depend on a gradient.
+        """
+        value = node.meta["val"]
+        dtype = str(value.dtype).removeprefix("torch.")
+        before = example_numel(value) * value.dtype.itemsize
+        module, shape = saving_modules(node, late)[0], tuple(map(example, value.shape))
+        return cls(node.name, module, shape, dtype, before, after, how, reason)
+
+
+def plan_of(joint: JointGraph, saved: Iterable[SavedTensor], saves: SaveBits | None = None) -> list[SavedPlan]:
+    """What is saved for the backward that the caller does not hold, in the order of ``saved``.
+
+    The packed values, least elements and ranges of a tensor are one entry, so the bytes after add up to those of
+    ``saved``.
+
+    Args:
+        joint: the graph after all passes.
+        saved: what crosses from its forward to its backward, as :func:`gqc.passes.partition.partition` has it.
+        saves: ``Policy.saves``.
+    """
+    nodes = {node.name: node for node in joint.graph.nodes}
+    kept = KeptAsIs(joint, saves) if saves is not None else None
+    tensors = [nodes[s.name] for s in saved if not s.held and s.dtype is not None]
+    late = tangent_dependent(joint)
+    return [plan for node in tensors for plan in _plan(node, kept, late)]
+
+
+def _plan(node: fx.Node, kept: KeptAsIs | None, late: set[fx.Node]) -> Iterator[SavedPlan]:
+    value = node.meta["val"]
+    nbytes = example_numel(value) * value.dtype.itemsize
+    maker = node.args[0] if isinstance(node.args[0], fx.Node) else node
+    if PLAN in node.meta:
+        yield node.meta[PLAN]
+    elif maker.target is ops.compress_rows.default:
+        return  # least elements or ranges, which the entry of the packed values holds
+    elif value.dtype is torch.int8 or (maker.target is ops.quantize_int4.default and value.dtype is torch.uint8):
+        values = nbytes if value.dtype is torch.int8 else 2 * nbytes
+        plan = SavedPlan.of(node, nbytes, INT8_OPERAND, "an operand of an int8 product is the saved activation", late)
+        yield replace(plan, before=values * torch.float32.itemsize)
+    elif node.target is ops.pack_bits.default:
+        yield SavedPlan.of(maker.args[0], nbytes, MASK, "one bit an element", late)  # type: ignore[arg-type]
+    elif value.dtype is torch.uint8:
+        plan = SavedPlan.of(node, nbytes, MASK, "one bit an element, as the kernel that computes it writes it", late)
+        yield replace(plan, before=8 * nbytes)
+    else:
+        reason = "save_bits is None" if kept is None else kept.reason(node)
+        yield SavedPlan.of(node, nbytes, AS_IS, reason or "a pass after compress_saved lets the backward read it", late)
+
+
+def given_to_backward(node: fx.Node) -> SavedPlan:
+    """The plan of a tensor that a stage gets from another or from an eager island, and that its backward reads."""
+    value = node.meta["val"]
+    nbytes = example_numel(value) * value.dtype.itemsize
+    return SavedPlan.of(node, nbytes, AS_IS, "crosses from one stage to another: an eager island lies between")
+
+
+def recomputed(node: fx.Node, late: Container[fx.Node]) -> SavedPlan:
+    """The plan of a value that both halves or only the backward computes."""
+    given = ", ".join(n.name for n in inputs_of_values(node))
+    return SavedPlan.of(node, 0, RECOMPUTED, f"from {given}" if given else "from sizes", late)

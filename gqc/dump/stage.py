@@ -21,6 +21,7 @@ from gqc.dump.sizes import SizeNames
 from gqc.dump.snapshot import Names, Place, Snapshot, take
 from gqc.joint import JointGraph
 from gqc.passes.report import Lifetime, Report
+from gqc.passes.saved_plan import SavedPlan
 from gqc.policy import Policy
 
 
@@ -36,6 +37,7 @@ class StageDump:
     Attributes:
         snapshots: the graph after each pass, the first before any.
         measures: scales and errors of the last graph.
+        plan: what becomes of what the backward reads of the forward.
     """
 
     def __init__(self, title: str, reads: Sequence[str], structure: Mapping[str, Place], policy: Policy) -> None:
@@ -45,6 +47,7 @@ class StageDump:
         self.policy = policy
         self.snapshots: list[Snapshot] = []
         self.measures = UNMEASURED
+        self.plan: Sequence[SavedPlan] = ()
         self._names: Names | None = None
         self._entries: list[dict[str, Any]] = []
         self._diffs: list[str] = []
@@ -135,6 +138,7 @@ class StageDump:
             "numbers": {s.report.name: s.report.numbers for s in self.snapshots if s.report.numbers},
             "int8_copies": [_copy(life, last) for life in last.copies],
             "structure": [{"node": n.name, "type": n.type, "module": n.module, "line": n.line} for n in last.structure],
+            **({"saved_plan": [asdict(plan) for plan in self.plan]} if self.policy.saves is not None else {}),
             "saved": [{"node": s.name, "type": s.type, "nbytes": s.nbytes, "held": s.held} for s in last.saved],
         }
 
