@@ -144,18 +144,46 @@ def test_constant_rows_and_ends_are_exact(backend: str, bits: int) -> None:
     assert torch.equal(round_trip(levels, bits, draw_seed()), levels)
 
 
+def test_a_group_that_is_not_finite_leaves_its_row_alone(backend: str) -> None:
+    x = torch.randn(4, 44)
+    x[0, 3], x[1, 16], x[2, 43] = math.nan, math.inf, -math.inf
+    for bits in BITS:
+        compressed = gqc.compress_rows(x, bits, draw_seed(), 0, BFLOAT, 16)
+        back = gqc.decompress_rows(*compressed, bits, 44, FLOAT, 16)
+        lost = torch.zeros(4, 44, dtype=torch.bool)
+        lost[0, :16], lost[1, 16:32], lost[2, 32:] = True, True, True
+        assert torch.equal(back.isnan(), lost)
+
+
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("stats", STATS)
-def test_is_unbiased_with_the_bounded_variance(bits: int, stats: torch.dtype) -> None:
-    """Over n draws: the mean within 5 standard errors, the variance of a row below d R^2 / (4 B^2), 5 % for chance."""
-    d, n = 24, 8000
+@pytest.mark.parametrize("group", [0, 8])
+def test_is_unbiased_with_the_bounded_variance(bits: int, stats: torch.dtype, group: int) -> None:
+    """Over n draws, within 6 standard errors: the mean, the variance of a group below its d R^2 / (4 B^2), and how
+    elements vary together, which those of a pair may by 2^-9 of a bin squared."""
+    d, n = 21, 5000
     row = torch.randn(d)
-    packed, zero, spread = gqc.compress_rows(row.expand(n, d), bits, draw_seed(), 0, stats)
-    back = gqc.decompress_rows(packed, zero, spread, bits, d, FLOAT)
-    step = spread[0].float() / (2**bits - 1)
-    assert (back.mean(0) - row).abs().max() < 5 * 0.5 * step / n**0.5
-    assert (back - row).square().sum(1).mean() < 1.05 * d * step**2 / 4
-    assert (back - row).abs().max() < 1.001 * step
+    packed, zero, spread = gqc.compress_rows(row.expand(n, d), bits, draw_seed(), 0, stats, group)
+    errors = gqc.decompress_rows(packed, zero, spread, bits, d, FLOAT, group).double() - row
+    steps = (spread[0].double() / (2**bits - 1)).repeat_interleave(group or d)[:d]
+    assert (errors.abs() < 1.001 * steps).all()
+    errors /= steps
+    assert (errors.mean(0).abs() < 6 * 0.5 / n**0.5 + 1e-4).all()
+    for part in errors.split(group or d, 1):
+        squares = part.square().sum(1)
+        assert squares.mean() < 1.0001 * part.shape[1] / 4 + 6 * squares.std() / n**0.5
+    together = (errors.T @ errors / n).fill_diagonal_(0)
+    assert (together.abs() < 2**-9 + 6 * 0.25 / n**0.5).all()
+
+
+@pytest.mark.parametrize("width", [1025, 5003])
+@pytest.mark.parametrize("bits", BITS)
+def test_errors_of_a_wide_row_cancel(bits: int, width: int) -> None:
+    """Their sum stays within 6 standard errors of a sum of pairs that vary together by 2^-9 of a bin squared."""
+    row = torch.rand(1, width)
+    errors = (round_trip(row, bits, draw_seed()).double() - row) * (2**bits - 1) / (row.max() - row.min())
+    assert errors.abs().max() < 1.001
+    assert errors.sum().abs() < 6 * (width * (0.25 + 2**-9)) ** 0.5 + 1e-4 * width
 
 
 def test_nearest_rounding_errs_by_half_a_step() -> None:
