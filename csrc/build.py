@@ -38,9 +38,9 @@ ISA_FLAGS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": _AVX512,
-    "amx": [*_AVX512, "-mamx-tile", "-mamx-int8"],
+    "amx": [*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
 }
-AMX_SOURCES = ("qgemm", "qgemm_pointwise", "typed_spmm")
+AMX_SOURCES = ("mm", "qgemm", "qgemm_pointwise", "typed_spmm")
 """Kernels that use tiles; others would be the same as for AVX-512, which takes their place."""
 FLAGS = [
     *("-O3", "-std=c++17", "-Wall", "-Wextra", "-fPIC", "-fopenmp", "-fvisibility=hidden"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gqc.passes.report import Report
 
 PRECISIONS = ("fp32", "int8")
+FLOAT_PRODUCTS = ("bf16x3", "fp32")
 
 Pass = Callable[["JointGraph", "Policy"], "Report"]
 """Rewrites or marks a joint graph in place and says what it did."""
@@ -77,6 +78,9 @@ class Policy:
             (Tango section 3.3: the layer before softmax).
         attention_logits: precision of the primitives that feed an edge softmax, or a softmax that primitives follow:
             ``"fp32"`` or ``"int8"``.
+        float_products: how a CPU with AMX multiplies the float32 matrices of what stays in full precision:
+            ``"bf16x3"``, three products of bfloat16 with an error of at most 2^-15 of each product (torch's float32
+            matmul precision "high"), or ``"fp32"``. Layers of 32 bits, and other processors, multiply in float32.
         min_size: a primitive whose largest operand has fewer elements stays in full precision; 0 quantizes small ones
             too. ``None``: those stay that int8 is estimated to make far slower, by ``costs`` on a CPU and by a size of
             4,096 elements elsewhere (docs/cost.md).
@@ -104,6 +108,7 @@ class Policy:
     rounding: str = "stochastic"
     keep_output_layer: bool = True
     attention_logits: str = "fp32"
+    float_products: str = "bf16x3"
     min_size: int | None = None
     costs: CostModel | None = None
     seed: int | None = None
@@ -121,6 +126,7 @@ class Policy:
             object.__setattr__(self, "bits", checked_bits("Policy.bits", self.bits))
         _check("rounding", self.rounding, ROUNDINGS)
         _check("attention_logits", self.attention_logits, PRECISIONS)
+        _check("float_products", self.float_products, FLOAT_PRODUCTS)
         _check("keep_output_layer", self.keep_output_layer, (True, False))
         _check("remember_inputs", self.remember_inputs, (True, False))
         _check("cuda_graph", self.cuda_graph, (True, False))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from gqc.joint import JointGraph
-from gqc.layer_bits import AUTO, DEFAULT, EXACT, WIDTHS, LayerBits
+from gqc.layer_bits import AUTO, DEFAULT, EXACT, WIDTHS, Bits, LayerBits
 from gqc.passes.nodes import origin
 from gqc.passes.primitive import marked, ops
 from gqc.passes.report import KEPT, Decision, Report
@@ -57,6 +57,11 @@ class BitRule:
         return f"{self.bits} bits: {self.reason}{errors}"
 
 
+def width(policy: Policy, module: str) -> tuple[str | None, Bits]:
+    """The width of a module's primitives, and the entry of ``Policy.bits`` that says so if modules have their own."""
+    return policy.bits.find(module) if isinstance(policy.bits, LayerBits) else (None, policy.bits)  # type: ignore[return-value]
+
+
 def choose_bits(joint: JointGraph, policy: Policy) -> Report:
     """Give every primitive that is not kept the width of its module.
 
@@ -71,8 +76,7 @@ def choose_bits(joint: JointGraph, policy: Policy) -> Report:
     for node, primitive in marked(joint.graph):
         if primitive.kept is not None:
             continue
-        layers = isinstance(policy.bits, LayerBits)
-        entry, bits = policy.bits.find(origin(node).module) if layers else (None, policy.bits)  # type: ignore[union-attr]
+        entry, bits = width(policy, origin(node).module)
         if bits == AUTO:
             bits = DEFAULT if joint.bit_rule is None else joint.bit_rule.bits
             report.numbers["bits chosen"] = bits

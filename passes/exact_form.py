@@ -246,9 +246,9 @@ _QUANTIZE_AROUND_GEMM = AroundProduct(
 
 
 def _mms_of(a: Tensor, b: Tensor, trans_b: bool, *arguments: Any) -> list[Tensor]:
-    second = arguments[4:]
-    product = ops.mm(a, b, False, trans_b)
-    return [product, ops.mm(*second[:2], False, *second[2:])] if any(s is not None for s in second[:2]) else [product]
+    *second, trans_b2, precision = (*arguments[4:], *(None, None, False, "fp32")[len(arguments) - 4 :])
+    product = ops.mm(a, b, False, trans_b, None, precision)
+    return [product] if second[0] is None else [product, ops.mm(*second, False, trans_b2, None, precision)]
 
 
 _AROUND_MM = AroundProduct(_mms_of, _mms_of, lambda products, *arguments: _of_program(products, *arguments[3:7]))

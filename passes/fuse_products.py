@@ -212,7 +212,9 @@ class _Fusion(ProductFusion):
         program = (inputs, seed, text, None if result.viewed is result.value else _sizes(result.viewed))
         with self.joint.graph.inserting_before(last.next):
             if product.target is MM:
-                return self._fused(MM_PROGRAM, (given["a"], given["b"], given["trans_b"], *program), product)
+                operands = given["a"], given["b"], given["trans_b"]
+                second = None, None, False
+                return self._fused(MM_PROGRAM, (*operands, *program, *second, given["precision"]), product)
             if result.is_gemm:
                 operands = [given[name] for name in ("a", "a_scale", "b", "b_scale", "trans_b")]
                 dtype = given["dtype"] if given["bias"] is None else torch.float32

@@ -7,6 +7,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gqc.joint import JointGraph
+from gqc.layer_bits import EXACT
+from gqc.passes.choose_bits import width
 from gqc.passes.nodes import aten, call, drop_unused, example, half, is_size, is_tensor, origin
 from gqc.passes.primitive import GEMM, Factor, factors, mark, ops
 from gqc.passes.report import REPLACED, UNFUSED, Decision, Report
@@ -29,7 +31,9 @@ def multiply_floats(joint: JointGraph, policy: Policy) -> Report:
     Requires: :func:`keep_full_precision`, :func:`quantize_operands` (order only): what they left.
     Does: ``mm`` and ``addmm`` of many rows with a small matrix, or over many rows with a small result; the bias becomes
         an ``add`` of its own, transposes of the operands flags, and factors of the contracted rows an operand.
-    Ensures: float32 sums of float32 products, in another order than torch's.
+    Ensures: float32 sums of float32 products, in another order than torch's; of three products of bfloat16, which miss
+        at most 2^-15 of each product, where ``Policy.float_products`` asks for them, the layer is not one of 32 bits
+        and the processor multiplies bfloat16 in tiles (AMX).
     """
     report = Report("multiply_floats")
     if joint.device.type != "cpu":
@@ -38,7 +42,7 @@ def multiply_floats(joint: JointGraph, policy: Policy) -> Report:
         for node in joint.graph.find_nodes(op="call_function", target=target, sort=True):
             why = refusal(node)
             if why is None:
-                report.decisions.append(_replace(node))
+                report.decisions.append(_replace(node, precision(policy, node)))
             else:
                 report.decisions.append(_decision(node, UNFUSED, f"runs torch's product: {why}"))
     drop_unused(joint.graph)
@@ -67,21 +71,27 @@ def refusal(node: fx.Node) -> str | None:
     return None
 
 
+def precision(policy: Policy, node: fx.Node) -> str:
+    """In which of :data:`gqc.policy.FLOAT_PRODUCTS` a product is computed: exact layers stay exact."""
+    return "fp32" if width(policy, origin(node).module)[1] == EXACT else policy.float_products
+
+
 def _decision(node: fx.Node, action: str, reason: str) -> Decision:
     return Decision(node.name, origin(node).module, GEMM, half(node), action, reason)
 
 
-def _replace(node: fx.Node) -> Decision:
+def _replace(node: fx.Node, precision: str) -> Decision:
     graph, (left, right) = node.graph, factors(node)
     told = ["computes it in tiles that can run programs"]
     with graph.inserting_before(node):
-        rows = _row_factors(left, right)
-        operands = (left.node, right.node if rows is None else rows[0], left.transposed, right.transposed)
+        rows, scale = _row_factors(left, right), None
         if rows is not None:
             scale = call(aten.squeeze.dim, (rows[1], 1), rows[1], f"{rows[1].name}_row")
-            operands = (*operands, scale)  # type: ignore[assignment]
             told.append(f"multiplies rows by {rows[1].name}")
-        product = result = call(ops.mm.default, operands, node, f"{node.name}_gqc")
+        if precision != "fp32":
+            told.append(_how(precision))
+        operands = (left.node, right.node if rows is None else rows[0], left.transposed, right.transposed)
+        product = result = call(ops.mm.default, (*operands, scale, precision), node, f"{node.name}_gqc")
         product.meta |= {"gqc": node.meta["gqc"]} if mark(node) is not None else {}
         if node.target is ADDMM:
             result = call(aten.add.Tensor, (product, node.args[0]), node, f"{node.name}_biased")
@@ -90,6 +100,12 @@ def _replace(node: fx.Node) -> Decision:
     node.replace_all_uses_with(result)
     graph.erase_node(node)
     return _decision(product, REPLACED, " and ".join(told))
+
+
+def _how(precision: str) -> str:
+    if native.multiplies_bf16x3():
+        return f"multiplies in {precision}, with an error of at most 2^-15 of each product"
+    return f"multiplies in fp32, as {precision} needs AMX with bfloat16"
 
 
 def _row_factors(left: Factor, right: Factor) -> tuple[fx.Node, fx.Node] | None:

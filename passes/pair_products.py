@@ -81,6 +81,8 @@ class _Pairing(ProductFusion):
         if product is not value and value.args[1] != 0:
             return False
         given, program = by_name(product), by_name(first)
+        if product.target is MM and given["precision"] != program["precision"]:
+            return False
         if given["trans_a"] or not is_same_size(_shape(value), _size(first)) or program["size"] is not None:
             return False
         if product not in self.sides or self.sides[product] != self.sides.get(first):

@@ -62,8 +62,8 @@ SIGNATURES = {
     "quantize_qgemm_pointwise": "pipiiippppiiiiipppppiipppp",
     "relu_backward": "piiipp",
     # mm
-    "mm": "ppiiiiipp",
-    "mm_pointwise": "ppiiiippiipppp",
+    "mm": "ppiiiiipip",
+    "mm_pointwise": "ppiiiippiiipppp",
     # typed_spmm
     "typed_spmm": "iipppiiippiiipp",
     "typed_spmm_bwd_b": "iipppiipppp",
@@ -105,6 +105,11 @@ def isa() -> str:
 def isas() -> tuple[str, ...]:
     """Instruction sets that are built and that this processor runs, from the plainest to the best."""
     return tuple(_library().gqc_isas().decode().split())
+
+
+def multiplies_bf16x3() -> bool:
+    """Whether float products in three products of bfloat16 differ from those in float32: tiles multiply bfloat16."""
+    return isa() == "amx" and bool(_library().gqc_multiplies_bf16x3())
 
 
 @contextmanager

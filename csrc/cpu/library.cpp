@@ -22,6 +22,9 @@ extern "C" __attribute__((visibility("default"))) unsigned gqc_interface() {
             const float* b_scale, int64_t b_packed, int64_t m, int64_t n, int64_t k, int64_t trans_a, int64_t trans_b, \
             const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out, float* absmax,          \
             uint8_t* positive)
+extern "C" __attribute__((weak))
+const char* gqc_mm_amx(int64_t threads, const float* a, const float* b, int64_t m, int64_t n, int64_t k,
+                       int64_t trans_a, int64_t trans_b, const float* factors, int64_t bf16x3, float* out);
 GQC_DECLARE_QGEMM(portable);
 GQC_DECLARE_QGEMM(avx2);
 GQC_DECLARE_QGEMM(avx512);
@@ -65,6 +68,40 @@ bool is_right(Kernel qgemm) {
     return true;
 }
 
+// Likewise of products of bfloat16, which no other kernel computes.
+bool multiplies_bfloat16() {
+    constexpr unsigned kBfloat16 = 1u << 22;
+    constexpr int64_t kM = 37, kN = 35, kK = 70;
+    constexpr double kMostError = 1. / (1 << 14);
+    unsigned registers[4];
+    if (!__get_cpuid_count(7, 0, &registers[0], &registers[1], &registers[2], &registers[3])) return false;
+    if (!(registers[3] & kBfloat16) || gqc_mm_amx == nullptr) return false;
+    static float a[kM * kK], b[kK * kN];
+    uint32_t random = 1;
+    for (float* x : {a, b})
+        for (int64_t i = 0; i < (x == a ? kM : kN) * kK; ++i) {
+            random = random * 1664525u + 1013904223u;
+            x[i] = static_cast<float>(static_cast<int32_t>(random)) / (1u << 31);
+        }
+    for (const bool contracts_rows : {false, true}) {
+        float got[kM * kN];
+        if (gqc_mm_amx(1, a, b, kM, kN, kK, contracts_rows, !contracts_rows, nullptr, 1, got)) return false;
+        for (int64_t i = 0; i < kM; ++i)
+            for (int64_t j = 0; j < kN; ++j) {
+                double sum = 0, size = 0;
+                for (int64_t k = 0; k < kK; ++k) {
+                    const double left = contracts_rows ? a[k * kM + i] : a[i * kK + k];
+                    const double product = left * (contracts_rows ? b[k * kN + j] : b[j * kK + k]);
+                    sum += product;
+                    size += product < 0 ? -product : product;
+                }
+                const double error = got[i * kN + j] - sum;
+                if (!(error <= kMostError * size && -error <= kMostError * size)) return false;
+            }
+    }
+    return true;
+}
+
 // Which of the compiled instruction sets this processor and operating system run, and multiply rightly with.
 const char* usable_isas() {
     // F16C is older than AVX2: each processor with this one has it.
@@ -86,10 +123,20 @@ const char* usable_isas() {
     return "portable";
 }
 
+bool multiplies_bfloat16() {
+    return false;
+}
+
 }  // namespace
 #endif
 
 extern "C" __attribute__((visibility("default"))) const char* gqc_isas() {
     static const char* const found = usable_isas();
+    return found;
+}
+
+// Call it only where gqc_isas names amx.
+extern "C" __attribute__((visibility("default"))) int gqc_multiplies_bf16x3() {
+    static const bool found = multiplies_bfloat16();
     return found;
 }

@@ -9,15 +9,32 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import kernels
+from gqc.runtime import kernels, native
 from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.gemm import contiguous
 from gqc.runtime.ops.graph_arguments import address
 from gqc.runtime.ops.library import define, refuse_gradient
 
+PRECISIONS = ("fp32", "bf16x3")
+"""Of products of float32 matrices: float32, or three products of bfloat16 where the processor has tiles for them."""
 
-def _mm(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None) -> Tensor:
+
+def in_bf16x3(op: str, a: Tensor, precision: str) -> bool:
+    """Whether the kernel of a product with ``a`` computes three products of bfloat16.
+
+    Raises:
+        KernelError: if there is no such precision.
+    """
+    if precision not in PRECISIONS:
+        raise KernelError(f"gqc.{op}: precision {precision!r} is none of {', '.join(map(repr, PRECISIONS))}")
+    return precision == "bf16x3" and not kernels.on_gpu(a) and native.multiplies_bf16x3()
+
+
+def _mm(
+    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None, precision: str = "fp32"
+) -> Tensor:
     refuse_gradient("mm", a, b, rows)
+    bf16x3 = in_bf16x3("mm", a, precision)
     m, n, k = check_product("mm", a, b, trans_a, trans_b, rows)
     if kernels.on_gpu(a) or a.dtype is not torch.float32 or not m * n * k:
         return _composed(a, b, trans_a, trans_b, rows)
@@ -26,11 +43,11 @@ def _mm(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None 
     if trans_a and trans_b:
         return _composed(a, b, trans_a, trans_b, rows)
     if rows is not None and not trans_a:  # a was a transposed view
-        return _mm(a, _scaled(b, rows), trans_a, trans_b)
+        return _mm(a, _scaled(b, rows), trans_a, trans_b, None, precision)
     out = kernels.empty(a, (m, n))
     factors = None if rows is None else rows.contiguous()
     operands = pointer(a, torch.float32), pointer(b, torch.float32), m, n, k, trans_a, trans_b
-    kernels.run(a, "mm", *operands, address(factors), out.data_ptr())
+    kernels.run(a, "mm", *operands, address(factors), bf16x3, out.data_ptr())
     return out
 
 
@@ -98,7 +115,9 @@ def _scaled(b: Tensor, rows: Tensor) -> Tensor:
     return b * rows[:, None]
 
 
-def _fake(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None) -> Tensor:
+def _fake(
+    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None, precision: str = "fp32"
+) -> Tensor:
     k, m = a.shape if trans_a else a.shape[::-1]
     n, k_of_b = b.shape if trans_b else b.shape[::-1]
     torch._check(k == k_of_b, lambda: f"gqc.mm: contracted sizes {k} and {k_of_b} differ")
@@ -106,7 +125,7 @@ def _fake(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | Non
 
 
 define(
-    "mm(Tensor a, Tensor b, bool trans_a, bool trans_b, Tensor? rows=None) -> Tensor",
+    "mm(Tensor a, Tensor b, bool trans_a, bool trans_b, Tensor? rows=None, str precision='fp32') -> Tensor",
     kernel=_mm,
     fake=_fake,
 )

@@ -238,10 +238,11 @@ def _mm_pointwise(
     a2: Tensor | None = None,
     b2: Tensor | None = None,
     trans_b2: bool = False,
+    precision: str = "fp32",
 ) -> list[Tensor]:
-    products = [ops.mm(a, b, False, trans_b)]
+    products = [ops.mm(a, b, False, trans_b, None, precision)]
     if a2 is not None and b2 is not None:
-        products.append(ops.mm(a2, b2, False, trans_b2))
+        products.append(ops.mm(a2, b2, False, trans_b2, None, precision))
     return _run(products, inputs, seed, program, size)
 
 
@@ -256,8 +257,10 @@ def _mm_pointwise_kernel(
     a2: Tensor | None = None,
     b2: Tensor | None = None,
     trans_b2: bool = False,
+    precision: str = "fp32",
 ) -> list[Tensor]:
     name = "mm_pointwise"
+    bf16x3 = mm.in_bf16x3(name, a, precision)
     if not kernels.on_gpu(a) and all(x is None or (x.dtype is torch.float32 and x.numel()) for x in (a, a2)):
         refuse_gradient(name, a, b, a2, b2)
         *shape, k = mm.check_product(name, a, b, False, trans_b)
@@ -266,9 +269,9 @@ def _mm_pointwise_kernel(
         if tiles is not None:
             a, (b, trans_b) = a.contiguous(), contiguous(b, trans_b)
             first = pointer(a, torch.float32), pointer(b, torch.float32), *shape, k, trans_b
-            kernels.run(a, name, *first, *second.arguments, *tiles.arguments)
+            kernels.run(a, name, *first, *second.arguments, bf16x3, *tiles.arguments)
             return tiles.outputs
-    return _mm_pointwise(a, b, trans_b, inputs, seed, program, size, a2, b2, trans_b2)
+    return _mm_pointwise(a, b, trans_b, inputs, seed, program, size, a2, b2, trans_b2, precision)
 
 
 def _run(
@@ -317,7 +320,7 @@ define(
 )
 define(
     "mm_pointwise(Tensor a, Tensor b, bool trans_b, Tensor[] inputs, Tensor? seed, str program, int[]? size=None, "
-    "Tensor? a2=None, Tensor? b2=None, bool trans_b2=False) -> Tensor[]",
+    "Tensor? a2=None, Tensor? b2=None, bool trans_b2=False, str precision='fp32') -> Tensor[]",
     kernel=_mm_pointwise_kernel,
     fake=_mm_pointwise,
 )

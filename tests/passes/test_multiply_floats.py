@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 import gqc
 from gqc.passes import apply, multiply_floats, partition, run
@@ -27,7 +28,7 @@ ROWS = FEWEST_ROWS
 @pytest.fixture(autouse=True)
 def vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass leaves products to torch where gqc has portable code only; what it does else holds for that code too."""
-    pretended = SimpleNamespace(isa=lambda: "avx2")
+    pretended = SimpleNamespace(isa=lambda: "avx2", multiplies_bf16x3=native.multiplies_bf16x3)
     if native.isa() == "portable":
         monkeypatch.setattr(sys.modules[refusal.__module__], "native", pretended)
 
@@ -37,7 +38,8 @@ def rewritten(function, *inputs: Tensor):
     graph = make_fx(function)(*inputs)
     expected = graph(*inputs)
     report = apply(multiply_floats, graph, Policy())
-    torch.testing.assert_close(graph(*inputs), expected, rtol=1e-4, atol=1e-4)
+    for got, want in zip(tree_leaves(graph(*inputs)), tree_leaves(expected), strict=True):
+        assert torch.dist(got, want) <= 3e-5 * want.norm()
     return graph, report
 
 
@@ -106,6 +108,25 @@ def test_both_transposed_and_scaled_terms_stay_torchs():
         "both operands are transposed",
         "its terms have factors",
     ]
+
+
+def test_exact_layers_and_policies_stay_in_float32():
+    x, w = torch.randn(ROWS, 9), torch.randn(9, 5)
+
+    def precision(**options):
+        graph = make_fx(lambda x, w: x @ w)(x, w)
+        report = apply(multiply_floats, graph, Policy(**options))
+        (product,) = (n for n in graph.graph.nodes if n.target is ops.mm.default)
+        said = report.decisions[0].reason
+        assert ("bf16x3" in said) == (by_name(product)["precision"] == "bf16x3")
+        return by_name(product)["precision"], said
+
+    chosen, said = precision()
+    assert chosen == "bf16x3"
+    assert ("error of at most 2^-15" if native.multiplies_bf16x3() else "needs AMX") in said
+    assert precision(bits={"other": 32})[0] == "bf16x3"
+    for options in ({"bits": 32}, {"float_products": "fp32"}, {"bits": {"*": 32}}):
+        assert precision(**options)[0] == "fp32"
 
 
 @pytest.fixture

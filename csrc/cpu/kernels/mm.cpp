@@ -1,20 +1,39 @@
-// Products of float matrices in float32, for few columns and contracted indices beside many rows.
+// Products of float matrices, for few columns and contracted indices beside many rows: in float32 or, where the
+// processor has tiles for it, in three products of bfloat16 (cpu/gemm/bf16x3/split.h).
 
 #include "cpu/gemm/floats/contraction.h"
 #include "cpu/gemm/floats/rows.h"
+#if defined(__AMX_BF16__)
+#    include "cpu/gemm/bf16x3/contraction.h"
+#    include "cpu/gemm/bf16x3/product.h"
+#endif
 
 namespace gqc::GQC_ISA {
+namespace {
+
+template <typename Product>
+Error write(int64_t threads, const Product& product, float* out) {
+    if (!product.ok()) return kOutOfMemory;
+    const Shape& shape = product.shape();
+    const bool streamed = is_streamed(shape.m * shape.n * static_cast<int64_t>(sizeof *out));
+    const ProductRows<Product> rows{product, {out, shape.n, {nullptr, shape.n}, streamed}};
+    return for_float_blocks(threads, shape, Division(shape), rows);
+}
+
+}  // namespace
 
 // out: [m, n] = a . b for a: [m, k]; b: [k, n], or [n, k] where trans_b.
 // Where trans_a: a' . (factors * b) for a: [k, m]; b: [k, n]; factors: [k] or null.
+// bf16x3: whether three products of bfloat16 are exact enough.
 GQC_KERNEL(mm)(int64_t threads, const float* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t trans_a,
-               int64_t trans_b, const float* factors, float* out) {
-    if (trans_a) return contract_floats(threads, k, {a, m, nullptr}, {b, n, factors}, out);
+               int64_t trans_b, const float* factors, [[maybe_unused]] int64_t bf16x3, float* out) {
     const Shape shape{m, n, k};
-    const FloatProduct product(shape, a, b, trans_b != 0);
-    if (!product.ok()) return kOutOfMemory;
-    const bool streamed = is_streamed(m * n * static_cast<int64_t>(sizeof *out));
-    return for_float_blocks(threads, shape, Division(shape), ProductRows{product, {out, n, {nullptr, n}, streamed}});
+#if defined(__AMX_BF16__)
+    if (bf16x3 && trans_a) return contract_floats<SplitPart>(threads, k, {a, m, nullptr}, {b, n, factors}, out);
+    if (bf16x3) return write(threads, SplitProduct(shape, a, b, trans_b != 0), out);
+#endif
+    if (trans_a) return contract_floats<FloatPart>(threads, k, {a, m, nullptr}, {b, n, factors}, out);
+    return write(threads, FloatProduct(shape, a, b, trans_b != 0), out);
 }
 
 }  // namespace gqc::GQC_ISA

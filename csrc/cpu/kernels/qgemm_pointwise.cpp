@@ -3,6 +3,9 @@
 // size, that costs less than to write it and to read it back.
 
 #include "cpu/gemm/floats/program_rows.h"
+#if defined(__AMX_BF16__)
+#    include "cpu/gemm/bf16x3/product.h"
+#endif
 #include "cpu/gemm/product.h"
 #include "cpu/gemm/program_output.h"
 
@@ -35,6 +38,24 @@ Error run(const Product& product, const SecondProduct& second, const Call& call,
     }
     if (!error) program.finish();
     return error;
+}
+
+// Likewise of products of floats.
+template <typename Product>
+Error run(int64_t threads, const Product& first, const Product& second, const Call& call) {
+    if (!first.ok() || !second.ok()) return kOutOfMemory;
+    const Shape& shape = first.shape();
+    const Division division(shape);
+    Program program(call.numbers, call.inputs, call.outputs, call.seed, division.block_rows * shape.n,
+                    division.chunks());
+    if (const Error error = program.error()) return error;
+    for (int look = program.looks_twice() ? 0 : 1; look < 2; ++look) {
+        const ProgramRows<Product> rows{program, first, second, division.chunk_rows, look == 0};
+        if (const Error error = for_float_blocks(threads, shape, division, rows)) return error;
+        if (look == 0) program.begin_second_look();
+    }
+    program.finish();
+    return nullptr;
 }
 
 }  // namespace
@@ -83,26 +104,19 @@ GQC_KERNEL(quantize_qgemm_pointwise)(int64_t threads, const void* x, int64_t x_d
     return run(product, second, call, stored, stored);
 }
 
-#if !defined(__AMX_INT8__)  // its tiles are no help here: the kernel is that of AVX-512
-// a: [m, k]; b: [k, n], or [n, k] where trans_b; a2, b2, k2, trans_b2: likewise of a second product, or null. The rest
-// is as in qgemm_pointwise.
+// a: [m, k]; b: [k, n], or [n, k] where trans_b; a2, b2, k2, trans_b2: likewise of a second product, or null; bf16x3:
+// as in mm. The rest is as in qgemm_pointwise.
 GQC_KERNEL(mm_pointwise)(int64_t threads, const float* a, const float* b, int64_t m, int64_t n, int64_t k,
                          int64_t trans_b, const float* a2, const float* b2, int64_t k2, int64_t trans_b2,
-                         const int64_t* numbers, const void* const* inputs, void* const* outputs, const int64_t* seed) {
-    const Shape shape{m, n, k};
-    const Division division(shape);
-    const FloatProduct first(shape, a, b, trans_b != 0), second({m, n, k2}, a2, b2, trans_b2 != 0);
-    if (!first.ok() || !second.ok()) return kOutOfMemory;
-    Program program(numbers, inputs, outputs, seed, division.block_rows * n, division.chunks());
-    if (const Error error = program.error()) return error;
-    for (int look = program.looks_twice() ? 0 : 1; look < 2; ++look) {
-        const ProgramRows rows{program, first, second, division.chunk_rows, look == 0};
-        if (const Error error = for_float_blocks(threads, shape, division, rows)) return error;
-        if (look == 0) program.begin_second_look();
-    }
-    program.finish();
-    return nullptr;
-}
+                         [[maybe_unused]] int64_t bf16x3, const int64_t* numbers, const void* const* inputs,
+                         void* const* outputs, const int64_t* seed) {
+    const Shape shape{m, n, k}, second{m, n, k2};
+    const Call call{kFloat32, numbers, inputs, outputs, seed};
+#if defined(__AMX_BF16__)
+    if (bf16x3)
+        return run(threads, SplitProduct(shape, a, b, trans_b != 0), SplitProduct(second, a2, b2, trans_b2 != 0), call);
 #endif
+    return run(threads, FloatProduct(shape, a, b, trans_b != 0), FloatProduct(second, a2, b2, trans_b2 != 0), call);
+}
 
 }  // namespace gqc::GQC_ISA

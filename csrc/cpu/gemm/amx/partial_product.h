@@ -6,6 +6,7 @@
 
 #include "common/buffer.h"
 #include "cpu/gemm/amx/tiles.h"
+#include "cpu/gemm/amx/transpose.h"
 #include "cpu/gemm/groups.h"
 #include "cpu/gemm/shape.h"
 
@@ -14,37 +15,6 @@ namespace gqc::GQC_ISA {
 constexpr int64_t kChunk = 1024;  // contracted rows that are packed at a time, so that both operands stay in L2
 constexpr int64_t kGroups = kStep / kGroup, kTile = kTileRows * kTileBytes;
 static_assert(kChunk % kStep == 0 && kExactProducts % kChunk == 0);
-
-// out[j][i] = from[i][j] for 16 by 16 words of 4 bytes; `stride` bytes lie between rows of `from`.
-inline void transpose_words(const int8_t* from, int64_t stride, int8_t* out) {
-    __m512i rows[16], pairs[16], fours[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(from + i * stride);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    // Part p of fours[i + c] is column 4 p + c of rows i .. i + 3.
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-        const __m512i even0 = _mm512_shuffle_i32x4(fours[c], fours[4 + c], 0x88);
-        const __m512i even1 = _mm512_shuffle_i32x4(fours[8 + c], fours[12 + c], 0x88);
-        const __m512i odd0 = _mm512_shuffle_i32x4(fours[c], fours[4 + c], 0xdd);
-        const __m512i odd1 = _mm512_shuffle_i32x4(fours[8 + c], fours[12 + c], 0xdd);
-        _mm512_storeu_si512(out + c * 64, _mm512_shuffle_i32x4(even0, even1, 0x88));
-        _mm512_storeu_si512(out + (4 + c) * 64, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
-        _mm512_storeu_si512(out + (8 + c) * 64, _mm512_shuffle_i32x4(even0, even1, 0xdd));
-        _mm512_storeu_si512(out + (12 + c) * 64, _mm512_shuffle_i32x4(odd0, odd1, 0xdd));
-    }
-}
 
 // Packs chunks of both operands into tiles and keeps int32 sums of the whole output.
 class PartialProduct {

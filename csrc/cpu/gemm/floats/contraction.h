@@ -39,12 +39,12 @@ struct FloatLines {
     }
 };
 
-// Asks for the rows that are added next, a share each time.
+// Asks for `count` rows, a share each time.
 class Ahead {
   public:
-    Ahead(const FloatLines& x, int64_t row, int64_t end, int64_t times)
+    Ahead(const FloatLines& x, int64_t row, int64_t count, int64_t times)
         : at_(x.values + row * x.width),
-          left_((end - row < OuterProducts::kMost ? end - row : OuterProducts::kMost) * x.width),
+          left_(count * x.width),
           share_(round_up((left_ + times - 1) / times, kVectorBytes / 4)) {}
 
     void ask() {
@@ -61,38 +61,54 @@ class Ahead {
 
 constexpr int64_t kInFloats = 512;  // products whose sum is float32
 
-// total[left.width, right.width] = the sum of the outer products of rows first .. end.
-inline void contract_part(const OuterProducts& products, const FloatLines& left, const FloatLines& right, int64_t first,
-                          int64_t end, double* total) {
-    const int64_t m = left.width, n = right.width;
-    std::memset(total, 0, static_cast<size_t>(m * n) * sizeof *total);
-    int64_t in_floats = 0;
-    for (int64_t row = first; row < end; row += OuterProducts::kMost) {
-        const int64_t count = end - row < OuterProducts::kMost ? end - row : OuterProducts::kMost;
-        for (int64_t e = 0; e < count; ++e) {
-            left.load(row + e, products.left(e));
-            right.load(row + e, products.right(e));
-        }
-        Ahead left_ahead(left, row + count, end, products.steps()),
-            right_ahead(right, row + count, end, products.steps());
-        products.add(count, [&] {
-            left_ahead.ask();
-            right_ahead.ask();
-        });
-        in_floats += count;
-        if (in_floats < kInFloats && row + count < end) continue;
-        for (int64_t i = 0; i < m; ++i)
-            for (int64_t j = 0; j < n; ++j) total[i * n + j] += products.sums(i)[j];
-        products.clear();
-        in_floats = 0;
+// A thread's sums of outer products of rows of m and of n floats, in float32.
+class FloatPart {
+  public:
+    FloatPart(int64_t m, int64_t n) : products_(m, n) {}
+
+    bool ok() const { return products_.ok(); }
+
+    // Whether it computes b' . a in the place of a' . b, [m, n], as fewer tiles are then padded.
+    static bool swaps(int64_t m, int64_t n) {
+        const auto tiles = [](int64_t i, int64_t j) { return round_up(i, kRows) * round_up(j, kLanes); };
+        return tiles(n, m) < tiles(m, n);
     }
-}
+
+    // total[left.width, right.width] += the sum of the outer products of rows first .. end.
+    void add(const FloatLines& left, const FloatLines& right, int64_t first, int64_t end, double* total) const {
+        constexpr int64_t kMost = OuterProducts::kMost;
+        int64_t in_floats = 0;
+        for (int64_t row = first; row < end; row += kMost) {
+            const int64_t count = end - row < kMost ? end - row : kMost, behind = end - row - count;
+            for (int64_t e = 0; e < count; ++e) {
+                left.load(row + e, products_.left(e));
+                right.load(row + e, products_.right(e));
+            }
+            const int64_t next = behind < kMost ? behind : kMost;
+            Ahead left_ahead(left, row + count, next, products_.steps());
+            Ahead right_ahead(right, row + count, next, products_.steps());
+            products_.add(count, [&] {
+                left_ahead.ask();
+                right_ahead.ask();
+            });
+            in_floats += count;
+            if (in_floats < kInFloats && behind > 0) continue;
+            for (int64_t i = 0; i < left.width; ++i)
+                for (int64_t j = 0; j < right.width; ++j) total[i * right.width + j] += products_.sums(i)[j];
+            products_.clear();
+            in_floats = 0;
+        }
+    }
+
+  private:
+    OuterProducts products_;
+};
 
 // out[m, n] = a' . b for a: [rows, m], b: [rows, n].
-inline Error contract_floats(int64_t threads, int64_t rows, const FloatLines& a, const FloatLines& b, float* out) {
-    const auto tiles = [](int64_t m, int64_t n) { return round_up(m, kRows) * round_up(n, kLanes); };
+template <typename Part>
+Error contract_floats(int64_t threads, int64_t rows, const FloatLines& a, const FloatLines& b, float* out) {
     const int64_t m = a.width, n = b.width;
-    const bool swapped = tiles(n, m) < tiles(m, n);
+    const bool swapped = Part::swaps(m, n);
     const FloatLines &left = swapped ? b : a, &right = swapped ? a : b;
     const int64_t i_stride = swapped ? 1 : n, j_stride = swapped ? m : 1;
     const FloatParts parts(rows, m * n);
@@ -101,12 +117,14 @@ inline Error contract_floats(int64_t threads, int64_t rows, const FloatLines& a,
     bool ok = true;
 #pragma omp parallel num_threads(team(threads, m * n * rows, kLeastProducts)) reduction(&& : ok)
     {
-        const OuterProducts products(left.width, right.width);
-        ok = products.ok();
+        Part part(left.width, right.width);
+        ok = part.ok();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t p = 0; p < parts.count(); ++p) {
             const int64_t first = p * parts.size, end = rows - first < parts.size ? rows : first + parts.size;
-            if (ok) contract_part(products, left, right, first, end, &sums[p * m * n]);
+            double* const total = &sums[p * m * n];
+            std::memset(total, 0, static_cast<size_t>(m * n) * sizeof *total);
+            if (ok) part.add(left, right, first, end, total);
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < m; ++i) {

@@ -53,6 +53,17 @@ class FloatProduct {
         }
     }
 
+    // What a thread works with.
+    class Worker {
+      public:
+        explicit Worker(const FloatProduct& product) : product_(product) {}
+        bool ok() const { return true; }
+        void multiply(int64_t i0, int64_t count, float* values) const { product_.multiply(i0, count, values); }
+
+      private:
+        const FloatProduct& product_;
+    };
+
   private:
     // What the next block reads, as much as is computed with at a time.
     void ask_for(const float* rows, int64_t count) const {

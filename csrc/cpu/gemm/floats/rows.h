@@ -21,28 +21,30 @@ Error for_float_blocks(int64_t threads, Shape shape, const Division& division, c
         for (int64_t c = 0; c < division.chunks(); ++c) {
             if (ok) division.blocks_of(c, [&](int64_t i0, int64_t count) { worker.compute(i0, count); });
         }
+        ok = worker.ok();
     }
     return ok ? nullptr : kOutOfMemory;
 }
 
 // Writes a product.
+template <typename Product>
 struct ProductRows {
-    const FloatProduct& product;
+    const Product& product;
     FloatOutput<float> output;
 
     class Worker {
       public:
         Worker(const ProductRows& rows, int64_t block_rows)
             : product_(rows.product), writer_(rows.output, block_rows) {}
-        bool ok() const { return writer_.ok(); }
+        bool ok() const { return product_.ok() && writer_.ok(); }
 
-        void compute(int64_t i0, int64_t count) const {
+        void compute(int64_t i0, int64_t count) {
             product_.multiply(i0, count, writer_.values());
             writer_.complete(i0, count);
         }
 
       private:
-        const FloatProduct& product_;
+        typename Product::Worker product_;
         FloatOutput<float>::Worker writer_;
     };
 };
