@@ -22,7 +22,7 @@ from gqc.dump import Dumper
 from gqc.errors import CaptureError, FallbackWarning, GqcError, InputError, PassError, PolicyError
 from gqc.first_layer import measure
 from gqc.keys import mode_key, module_key
-from gqc.layer_bits import LayerBits, is_auto
+from gqc.layer_bits import AUTO, LayerBits, is_auto
 from gqc.module_paths import by_first_paths, first_paths
 from gqc.passes import select
 from gqc.passes.choose_bits import BitRule
@@ -30,6 +30,7 @@ from gqc.passes.pipeline import FIND_MESSAGES
 from gqc.passes.user_keep import check_names
 from gqc.policy import Policy
 from gqc.runtime.rewritten import is_rewritten
+from gqc.save_rule import SaveRule, choose
 from gqc.seed import SeedSource
 from gqc.variant import Variant
 
@@ -257,7 +258,8 @@ class CompileState:
                 captured = capture(self.model, args, kwargs, first=first, messages=messages)
                 dump = self.dumper.variant(self.model.training) if self.dumper is not None else None
                 rule = self.bit_rule(captured, call)
-                variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump, rule)
+                saves = self.save_rule(captured, call, rule)
+                variant = Variant.build(self.model, captured, self.policy, self.seed, why, dump, rule, saves)
                 self.variants.setdefault(key, []).append(variant)
         return variant
 
@@ -273,6 +275,17 @@ class CompileState:
         if training:
             self.training_bits = rule
         return rule
+
+    def save_rule(self, captured: Captured, call: Call, bit_rule: BitRule | None) -> SaveRule | None:
+        """What ``save_bits="auto"`` means for a call, ``None`` for other policies and where nothing is saved.
+
+        Raises:
+            PolicyError: the budget is too small.
+        """
+        saves = self.policy.saves
+        if saves is None or saves.bits != AUTO or not torch.is_grad_enabled():
+            return None
+        return choose(self.model, captured, call, self.policy, self.seed, bit_rule)
 
     def _fall_back(self, key: Hashable, variant: Variant | None, failure: Exception) -> None:
         """Remember that calls of this kind run eagerly, and say so once; leave a call that fills caches out of it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ class JointGraph:
         model_outputs: positions of the forward outputs from which the model's output is reached without another
             primitive; ``None``: all. What a stage before an eager island gives need not be among them.
         bit_rule: what ``Policy.bits="auto"`` decided for the model on the call that is compiled.
+        saved_widths: bits and reason by name of a saved tensor, as ``save_bits="auto"`` decided on that call.
         training: whether the graph has a backward.
     """
 
@@ -68,6 +69,7 @@ class JointGraph:
     gradient_of: list[fx.Node] = field(default_factory=list)
     model_outputs: frozenset[int] | None = None
     bit_rule: BitRule | None = None
+    saved_widths: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:

@@ -23,8 +23,8 @@ from gqc.given import check_call
 from gqc.joint import SEED
 from gqc.memory_plot import stacked
 from gqc.passes.measure_saved import SAVED_BYTES
-from gqc.passes.nodes import example, origin
-from gqc.passes.saved_plan import AS_IS, INT8_OPERAND, SavedPlan
+from gqc.passes.nodes import example
+from gqc.passes.saved_plan import AS_IS, SavedPlan
 from gqc.peak import most_allocated
 from gqc.saved_storages import SavedStorages, address, watched
 from gqc.text import bytes_text, printed, show
@@ -264,7 +264,8 @@ class _Recorder:
             for tensor in tensors:
                 self._between(tensor, island.name, f"runs eagerly: {island.reason}")
         elif tensors:
-            self.planned += _plan(step)
+            crossing = {described.name for described in step.saved if described.held}
+            self.planned += [plan for plan in step.plan if plan.name not in crossing]
             seeds = {p.node.name for p in step.joint.placeholders if p.kind == SEED}
             for described, tensor in zip((s for s in step.saved if s.dtype is not None), tensors, strict=True):
                 if described.name in seeds:
@@ -284,20 +285,3 @@ class _Recorder:
 def _as_is(tensor: Tensor, name: str, reason: str) -> SavedPlan:
     dtype, nbytes = str(tensor.dtype).removeprefix("torch."), tensor.nbytes
     return SavedPlan(name, "", tuple(tensor.shape), dtype, nbytes, nbytes, AS_IS, reason)
-
-
-def _plan(stage: CompiledStage) -> list[SavedPlan]:
-    """What a stage saves, as its halves know it."""
-    modules = {node.name: origin(node).module for node in stage.joint.graph.nodes}
-    plan = []
-    for saved in stage.saved:
-        if saved.held or saved.dtype is None:
-            continue
-        how = INT8_OPERAND if saved.dtype is torch.int8 else AS_IS
-        shape, nbytes = tuple(map(example, saved.shape)), saved.nbytes()
-        before = 4 * nbytes if how == INT8_OPERAND else nbytes
-        dtype = str(saved.dtype).removeprefix("torch.")
-        plan.append(
-            SavedPlan(saved.name, modules[saved.name], shape, dtype, before, nbytes, how, "read by the backward")
-        )
-    return plan

@@ -52,7 +52,8 @@ class SaveBits:
         rounding: ``"stochastic"`` (unbiased) or ``"nearest"``.
         project: fraction of the width of a row that a random projection keeps before compression (EXACT); ``None``
             projects nothing.
-        budget: with ``bits="auto"``: bytes, an int, or a fraction of what full precision saves, a float below 1.
+        budget: with ``bits="auto"``, for all that is saved: bytes, an int, or a fraction of what full precision saves,
+            a float below 1; ``None``: as much as 2 bits for each tensor would take (:mod:`gqc.save_rule`).
         min_size: a tensor of fewer elements stays as it is.
     """
 
@@ -90,11 +91,10 @@ class SaveBits:
 
     def _check_budget(self) -> None:
         budget = self.budget
-        if (budget is None) != (self.bits != AUTO):
-            wrong = "needs a budget" if budget is None else "is for bits='auto'"
+        if budget is not None and self.bits != AUTO:
             raise PolicyError(
-                f"SaveBits(bits={self.bits!r}, budget={budget!r}): {wrong}: bytes, or a fraction of what full "
-                f"precision saves, as in SaveBits({AUTO!r}, budget=0.1)"
+                f"SaveBits(bits={self.bits!r}, budget={budget!r}): is for bits='auto': bytes, or a fraction of what "
+                f"full precision saves, as in SaveBits({AUTO!r}, budget=0.1)"
             )
         if budget is not None:
             if not (_is_integer(budget) and budget > 0) and not (_is_number(budget) and 0 < budget < 1):
@@ -113,7 +113,7 @@ class SaveBits:
         if isinstance(given, cls):
             return given
         if isinstance(given, str) and given == AUTO:
-            return cls(AUTO, budget=DEFAULT_BUDGET)
+            return cls(AUTO)
         if _is_one_of(given, SAVED_WIDTHS) or isinstance(given, Mapping | LayerSaveBits):
             return cls(given)  # type: ignore[arg-type]
         raise PolicyError(
@@ -137,10 +137,6 @@ class SaveBits:
         if not isinstance(value, str) or value not in allowed:
             expected = " or ".join(map(repr, allowed))
             raise PolicyError(f"SaveBits.{field}={value!r}: expected {expected}")
-
-
-DEFAULT_BUDGET = 0.1
-"""Of ``save_bits="auto"``: a tenth of what full precision saves."""
 
 
 def _is_integer(value: object) -> bool:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gqc.capture import Call, StateChange
-from gqc.compile import CompileState
 from gqc.errors import CaptureError, GqcError
 from gqc.generators import generators_kept
 from gqc.seed import SeedSource
 from gqc.text import a_kind
 from gqc.variant import Variant
+
+if TYPE_CHECKING:
+    from gqc.compile import CompileState
 
 
 def variant_of(state: CompileState, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Call]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from gqc.stages import IslandCall, Stage, cut
 
 if TYPE_CHECKING:
     from gqc.dump.dumper import VariantDump
+    from gqc.save_rule import SaveRule
 
 Slot = tuple[dict[str, Any], str]
 
@@ -119,6 +120,7 @@ class Variant:
         why: str,
         dump: VariantDump | None = None,
         bit_rule: BitRule | None = None,
+        save_rule: SaveRule | None = None,
     ) -> Variant:
         """Cut, differentiate, rewrite and partition a capture.
 
@@ -130,6 +132,7 @@ class Variant:
             why: why this variant was compiled, for :func:`gqc.explain`.
             dump: looks at the graph of each stage after each pass.
             bit_rule: how many bits ``Policy.bits="auto"`` means.
+            save_rule: how many each saved tensor has under ``save_bits="auto"``; 8 by default.
 
         Raises:
             CaptureError: AOTAutograd cannot differentiate what was captured.
@@ -147,7 +150,8 @@ class Variant:
                 else:
                     number = sum(isinstance(p, Stage) for p in parts[: position + 1])
                     watch = dump.stage(number, part, parts) if dump is not None else None
-                    stage = _compile(model, captured, part, policy, seed, ends, watch, bit_rule, crossing)
+                    widths = save_rule.chosen[number - 1] if save_rule is not None else {}
+                    stage = _compile(model, captured, part, policy, seed, ends, watch, bit_rule, widths, crossing)
                     if dump is not None:
                         dump.stages[number].plan = stage.plan
                     ends.update(part.reads[i] for i in inputs_behind_outputs(stage.joint))
@@ -199,12 +203,14 @@ def _compile(
     ends: Set[str],
     watch: Watch | None,
     bit_rule: BitRule | None,
+    widths: Mapping[str, tuple[int, str]],
     crossing: Set[str],
 ) -> CompiledStage:
     """Compile a stage.
 
     Args:
         ends: names of the values from which a model's output is reached without another primitive.
+        widths: bits and reason by name of a saved tensor, where ``save_bits="auto"`` has chosen them.
         crossing: names of the values that stages and eager islands give one another.
     """
     try:
@@ -213,7 +219,7 @@ def _compile(
         # Whatever torch cannot differentiate as a flat graph with symbolic sizes still runs eagerly.
         raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error
     joint.model_outputs = frozenset(i for i, name in enumerate(stage.writes) if name in ends)
-    joint.bit_rule = bit_rule
+    joint.bit_rule, joint.saved_widths = bit_rule, widths
     reports = run_passes(joint, policy, watch)
     if FIND_MESSAGES not in policy.skip:
         inside = {node.name for node in stage.graph.graph.nodes}

@@ -21,11 +21,11 @@ from gqc.passes.nodes import (
 )
 from gqc.passes.report import COMPRESSED, Decision, Report
 from gqc.passes.rounded_reads import fewest_bits, fixed_in_forward, let_read_linearly
-from gqc.passes.saved_plan import PLAN, SavedPlan, compressed_to, recomputed
+from gqc.passes.saved_plan import PLAN, WIDTHS, SavedPlan, compressed_to, recomputed
 from gqc.passes.saved_values import choose_saved, tangent_dependent
 from gqc.passes.saving_modules import asked_bits
 from gqc.policy import Policy
-from gqc.save_bits import SaveBits
+from gqc.save_bits import SAVED_WIDTHS, SaveBits
 
 FIRST_STREAM = 1 << 17
 """Number of the first compressed tensor's stream of random bits, behind those of ``quantize`` and of dropout."""
@@ -71,13 +71,13 @@ class _Compression:
         reading = Reading(self.joint, saved)
         seed = self.joint.seed() if self.saves.rounding == "stochastic" else None
         for number, node in enumerate(chosen):
-            bits = self._bits(node)
+            bits, why = self.joint.saved_widths.get(node.name) or (self._bits(node), self._why(node))
             rows = Rows.of(bits, self.saves, node.meta["val"])
             compressed = rows.compress(node, seed, FIRST_STREAM + number)
             reading.restored[node] = compressed.decompress
             nbytes = rows.nbytes(node.meta["val"])
-            plan = SavedPlan.of(node, nbytes, compressed_to(bits), self._why(node, bits), self.late)
-            compressed.results[0].meta[PLAN] = plan
+            plan = SavedPlan.of(node, nbytes, compressed_to(bits), why, self.late)
+            compressed.results[0].meta.update({PLAN: plan, WIDTHS: self._widths(node)})
             told = f"{plan.how}: {plan.reason}"
             self.report.decisions.append(Decision(node.name, plan.module, "activation", FORWARD, COMPRESSED, told))
         reading.rewire()
@@ -106,7 +106,13 @@ class _Compression:
     def _bits(self, node: fx.Node) -> int:
         return max(asked_bits(node, self.saves, self.late)[1], fewest_bits(node, self.late)[0])
 
-    def _why(self, node: fx.Node, bits: int) -> str:
+    def _widths(self, node: fx.Node) -> dict[int, int]:
+        """Bytes of a tensor by bits."""
+        fewest, value = fewest_bits(node, self.late)[0], node.meta["val"]
+        return {bits: Rows.of(bits, self.saves, value).nbytes(value) for bits in SAVED_WIDTHS if bits >= fewest}
+
+    def _why(self, node: fx.Node) -> str:
         entry, width = asked_bits(node, self.saves, self.late)
+        bits = self._bits(node)
         asked = f"save_bits={width}" if entry is None else f"save_bits[{entry!r}]={width}"
         return asked if width == bits else f"{asked}, but {fewest_bits(node, self.late)[1]}"

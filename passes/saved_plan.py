@@ -19,6 +19,9 @@ from gqc.save_bits import SaveBits
 PLAN = "saved_plan"
 """Key of ``node.meta`` under which the packed values of a tensor have their :class:`SavedPlan`."""
 
+WIDTHS = "saved_widths"
+"""Key of ``node.meta`` of the same node: what the tensor would take in each width that it may have."""
+
 AS_IS, INT8_OPERAND, MASK, RECOMPUTED = "as is", "int8 operand", "mask in 1 bit", "recomputed"
 
 

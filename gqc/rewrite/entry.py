@@ -109,8 +109,12 @@ def _variant(state: CompileState, args: tuple[Any, ...], kwargs: dict[str, Any],
         stack.enter_context(_flags(state.model, training))
         try:
             captured = capture(state.model, args, kwargs, messages=FIND_MESSAGES not in state.policy.skip)
-            rule = state.bit_rule(captured, read_call(args, kwargs))
-            variant = Variant.build(state.model, captured, state.policy, state.seed, "gqc.rewrite", bit_rule=rule)
+            call = read_call(args, kwargs)
+            rule = state.bit_rule(captured, call)
+            saves = state.save_rule(captured, call, rule)
+            variant = Variant.build(
+                state.model, captured, state.policy, state.seed, "gqc.rewrite", bit_rule=rule, save_rule=saves
+            )
         except (CaptureError, InputError) as error:
             raise RewriteError(f"in mode {mode!r}: {error}") from error
     for island in captured.islands:
