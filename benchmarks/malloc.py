@@ -6,10 +6,14 @@ fills it. The tuned setting keeps freed memory; any user can choose it, so peers
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 SETTINGS: dict[str, dict[str, str]] = {
     "default": {},
@@ -26,6 +30,28 @@ def run_module(module: str, arguments: Sequence[str], setting: str) -> None:
     tuning = {name for values in SETTINGS.values() for name in values}
     environment = {name: value for name, value in os.environ.items() if name not in tuning}
     subprocess.run([sys.executable, "-m", module, *arguments], env=environment | SETTINGS[setting], check=True)
+
+
+def run_for_json(module: str, arguments: Sequence[str], setting: str) -> Any:
+    """What a module writes with ``--json``, run as by :func:`run_module`."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        run_module(module, [*arguments, "--json", str(result)], setting)
+        return json.loads(result.read_text())
+
+
+def command_line(options: Mapping[str, Any]) -> list[str]:
+    """Values of an argument parser as it reads them; ``None`` stands for what is not given."""
+    arguments: list[str] = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            arguments += [flag] if value else [f"--no-{flag[2:]}"]
+        elif isinstance(value, list):
+            arguments += [flag, *map(str, value)]
+        elif value is not None:
+            arguments += [flag, str(value)]
+    return arguments
 
 
 def current() -> str:

@@ -2,6 +2,7 @@
 
 python -m benchmarks.plot step.json docs/step.svg
 python -m benchmarks.plot scaling.json docs/scaling.svg
+python -m benchmarks.plot memory.json docs/memory.svg
 """
 
 from __future__ import annotations
@@ -35,6 +36,25 @@ def steps(records: Records) -> Any:
     return figure
 
 
+def memory(records: Records) -> Any:
+    """Points: bytes saved by time of a step, both as shares of DGL's, one panel a model."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(record["model"] for record in records))
+    figure = Figure(figsize=(5 * len(names), 4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        shown = [record for record in records if record["model"] == name]
+        base = shown[0]["saved_bytes"]
+        for record in shown:
+            at = record["time_ratio"], record["saved_bytes"] / base
+            axes.plot(*at, marker="o")
+            axes.annotate(record["contestant"], at, textcoords="offset points", xytext=(5, 3), fontsize="x-small")
+        axes.axvline(1, color="grey", linewidth=0.8)
+        axes.set(title=name, xlabel=f"step, times as long as {EAGER}", ylabel="saved, share", yscale="log")
+        axes.margins(x=0.3)
+    return figure
+
+
 def scaling(records: Records) -> Any:
     """Lines: milliseconds and megabytes by factor, one column of panels an axis that grows."""
     from matplotlib.figure import Figure
@@ -65,7 +85,8 @@ def main() -> None:
     args = parser.parse_args()
     records = json.loads(args.json.read_text())
     try:
-        figure = scaling(records) if "axis" in records[0] else steps(records)
+        kinds = {"axis": scaling, "saved_bytes": memory}
+        figure = next((draw for field, draw in kinds.items() if field in records[0]), steps)(records)
     except ImportError as error:
         parser.error(f"{error}: pip install '.[bench]'")
     figure.savefig(args.image)

@@ -11,7 +11,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,20 +149,8 @@ def _in_child(args: argparse.Namespace, setting: str, **options: object) -> list
     Args:
         options: of the command line, in place of those that this process got.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        chosen = {**vars(args), "memory": False, "quiet": True, "malloc": [setting], "json": result, **options}
-        arguments: list[str] = []
-        for name, value in chosen.items():
-            flag = f"--{name.replace('_', '-')}"
-            if isinstance(value, bool):
-                arguments += [flag] if value else [f"--no-{flag[2:]}"]
-            elif isinstance(value, list):
-                arguments += [flag, *map(str, value)]
-            elif value is not None:
-                arguments += [flag, str(value)]
-        malloc.run_module("benchmarks.step", arguments, setting)
-        return json.loads(result.read_text())
+    chosen = {**vars(args), "memory": False, "quiet": True, "malloc": [setting], "json": None, **options}
+    return malloc.run_for_json("benchmarks.step", malloc.command_line(chosen), setting)
 
 
 def measure(args: argparse.Namespace, setting: str, console: Console) -> list[Record]:

@@ -53,3 +53,10 @@ def test_a_pass_of_your_own() -> None:
     ]
     assert kept
     assert {d.half for d in kept} == {"backward"}
+
+
+def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS / "memory.md").read_text()
+    run(page)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("saved: ")]
+    assert printed == re.findall(r"^saved: .*$", page, flags=re.MULTILINE)
