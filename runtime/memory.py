@@ -15,8 +15,8 @@ class ByIdentity:
 
     A result holds while the tensors are the same objects in the same version; it is dropped when one of them dies.
     A view (``edge_index[0]``) may be another object if it shows the same part of the same tensor.
-    Tensors made in inference mode have no version, and those of a trace no numbers as sizes: nothing is remembered for
-    them.
+    Tensors made in inference mode have no version, and those of a trace no numbers as sizes or no values: nothing is
+    remembered for them.
     """
 
     def __init__(self, fn: Callable[..., Any], capacity: int = 8) -> None:
@@ -41,6 +41,9 @@ class ByIdentity:
         if hit is not None and all(ref() is not None for ref in hit[0]):
             return hit[1]
         result = self._fn(*args)
+        made = result if isinstance(result, tuple | list) else (result,)
+        if any(isinstance(x, Tensor) and type(x) is not Tensor for x in made):
+            return result
         results = self._results
 
         def forget(_: Any) -> None:

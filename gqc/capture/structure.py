@@ -32,12 +32,7 @@ def hoist_structure(graph: fx.Graph, example: Example) -> None:
     if not results or _written_after_use(graph, results, outside, example):
         return
     program = Program(results, example)
-    remembered = ByIdentity(program.forward)
-
-    def compute(*args: Any) -> list[Tensor]:
-        with torch.no_grad():
-            return list(remembered(*args))
-
+    compute = _Remembered(program, results, example)
     island = StructureIsland(program, compute, "structure", "depends on integer arguments only, computed once a graph")
     last_input = [node for node in graph.nodes if node.op == "placeholder"][-1]
     with graph.inserting_after(last_input):
@@ -54,6 +49,34 @@ def hoist_structure(graph: fx.Graph, example: Example) -> None:
     for node in reversed(structural):
         if node.op not in ("placeholder", "get_attr") and not node.users:
             graph.erase_node(node)  # in-place writers too: all that they write to has moved
+
+
+class _Remembered:
+    """Computes structure, and anew only what depends on arguments that are not those of the last calls.
+
+    What comes from a graph stays while the node numbers of a batch change.
+    """
+
+    def __init__(self, program: Program, results: list[fx.Node], example: Example) -> None:
+        arguments = [*program.tensors, *program.sizes]
+        together: dict[frozenset[fx.Node], list[int]] = {}
+        for i, node in enumerate(results):
+            read_by = example.ancestors([node], stop=is_argument_size)
+            together.setdefault(frozenset(a for a in arguments if a in read_by), []).append(i)
+        self._count = len(results)
+        self._parts = []
+        for places in together.values():
+            part = Program([results[i] for i in places], example)
+            read = [arguments.index(node) for node in (*part.tensors, *part.sizes)]
+            self._parts.append((ByIdentity(part.forward), read, places))
+
+    def __call__(self, *args: Any) -> list[Tensor]:
+        found: list[Any] = [None] * self._count
+        with torch.no_grad():
+            for remembered, read, places in self._parts:
+                for place, value in zip(places, remembered(*(args[i] for i in read)), strict=True):
+                    found[place] = value
+        return found
 
 
 def structural_nodes(graph: fx.Graph, example: Example) -> dict[fx.Node, None]:

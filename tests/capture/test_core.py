@@ -148,6 +148,20 @@ def test_structure_is_computed_once_a_graph() -> None:
     assert structure(unversioned)[0] is not structure(unversioned)[0]
 
 
+def test_structure_of_a_graph_stays_while_a_batch_changes() -> None:
+    def fn(h: Tensor, edges: Tensor, nodes: Tensor) -> Tensor:
+        return (h * edges.sort().values.float()[:, None])[nodes.flip(0) + edges[0]]
+
+    edges = torch.randint(3, (5,))
+    batches = [torch.tensor([0, 1]), torch.tensor([1, 0])]
+    captured = capture(Function(fn), (rows(5), edges, batches[0]))
+    structure = next(n.target for n in captured.graph.graph.nodes if n.name == "island_structure")
+    (factors, picked), (same_factors, others) = (structure(edges, batch) for batch in batches)
+    assert same_factors is factors
+    assert torch.equal(picked, batches[0].flip(0) + edges[0])
+    assert torch.equal(others, batches[1].flip(0) + edges[0])
+
+
 # ---- values
 
 

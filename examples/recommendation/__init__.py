@@ -1,0 +1,1 @@
+"""Recommendation with knowledge graphs: ``python -m examples.recommendation``."""
