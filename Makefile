@@ -1,5 +1,8 @@
 # Two commands: `make demo` and `make test`. Both build .venv on the first call.
 
+# One core at least has nothing else to do while pip downloads and unpacks, or mypy reads.
+MAKEFLAGS += --jobs=2
+
 PYTHON ?= python3
 VENV   ?= .venv
 # Any pip requirement, options included. An unpinned torch may pull gigabytes of CUDA libraries.
@@ -19,14 +22,16 @@ with_data := $(if $(DATA_ROOT),--data-root=$(DATA_ROOT))
 # Tests take all cores already: OpenMP threads that wait must sleep, or they take a third of the time from those that work.
 test nightly: export OMP_WAIT_POLICY = passive
 
-.PHONY: demo test lint format nightly accuracy clean
+.PHONY: demo test suite lint format nightly accuracy clean
 
 demo: $(ready)
 	$(bin)/python -m examples.demo $(with_data) $(DEMO)
 
 # Warnings are errors here only: a later compiler may know more of them, and users should still be able to build.
 test: export CXXFLAGS += -Werror
-test: $(ready) lint
+test: suite lint
+
+suite: $(ready)
 	$(bin)/python -m pytest -q $(parallel) --durations=10 $(with_data) $(PYTEST)
 
 # Coverage nearly doubles the time of whatever is Python: it is counted here only.
@@ -54,16 +59,22 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { \
 	  echo "Python's venv module is missing; on Debian and Ubuntu: apt install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 
-# torch comes first and alone, so that no other requirement can choose its build.
-$(VENV)/torch: | $(VENV)/bin/python
+# All that the build of the library needs, which goes on beside the installation of torch.
+$(VENV)/setuptools: | $(VENV)/bin/python
+	$(bin)/python -m pip install -q -c constraints.txt 'setuptools>=77'
+	touch $@
+
+# torch comes before and without the others, so that no other requirement can choose its build.
+$(VENV)/torch: | $(VENV)/setuptools
 	$(bin)/python -m pip install -q $(TORCH)
 	touch $@
 
-$(packages): pyproject.toml constraints.txt setup.py $(VENV)/torch
+# Its build finds the library's objects compiled.
+$(packages): pyproject.toml constraints.txt setup.py $(VENV)/torch | $(library)
 	$(bin)/python -m pip install -q -c constraints.txt -e '.[dgl,pyg,dev]'
 	touch $@
 
-# The installation above has built the library; after a change in csrc/ only what changed is compiled again.
-$(library): $(shell find csrc -not -path "*__pycache__*") | $(packages)
+# After a change in csrc/ only what changed is compiled again.
+$(library): $(shell find csrc -not -path "*__pycache__*") | $(VENV)/setuptools
 	$(bin)/python setup.py -q build_ext --inplace
 	touch $@
