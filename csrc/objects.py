@@ -70,6 +70,7 @@ def execute(command: Sequence[str]) -> str:
 def compile_stale(units: Sequence[Unit], everything: bool = False) -> int:
     """Compile the units that are out of date, or all; returns how many that were."""
     stale = [unit for unit in units if everything or not unit.is_current()]
+    stale.sort(key=lambda unit: unit.source.stat().st_size, reverse=True)  # else a long one may end alone
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(Unit.compile, stale))
     return len(stale)

@@ -21,6 +21,7 @@ def test_every_contestant_computes_and_learns(model: str) -> None:
         assert min(phases) > 0, name
 
 
+@pytest.mark.long
 def test_tables_and_records(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     file = tmp_path / "step.json"
     options = "--data arxiv --scale 0.02 --hidden 64 --layers 2 --rounds 2 --malloc default --threads 1 --memory"

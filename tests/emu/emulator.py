@@ -25,6 +25,8 @@ from gqc.runtime.cuda.target import Kernel
 
 HERE = Path("tests/emu")
 KERNELS = Path("csrc/cuda")
+OWN = Path("build/emu-own")
+"""Objects of the emulator's own files, which all libraries share."""
 ORDERS = ("ascending", "descending", "random")
 FLAGS = [
     *("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-DGQC_EMULATED", "-Icsrc", f"-I{HERE}"),
@@ -151,26 +153,33 @@ def build(sources: Sequence[Path], folder: Path, address: bool = IS_SANITIZED) -
     Raises:
         setuptools.errors.CompileError: with the compiler's output.
     """
-    command, checks, linked = (*compiler(), *FLAGS), HOOKS, ()
+    command, checks, linked, own = (*compiler(), *FLAGS), HOOKS, (), OWN
     if address:
-        folder, checks = folder.with_name(f"{folder.name}-address"), ADDRESS
-        command, linked = (*command, "-DGQC_SANITIZED"), ADDRESS
-    folder.mkdir(parents=True, exist_ok=True)
+        folder, own = (path.with_name(f"{path.name}-address") for path in (folder, own))
+        command, checks, linked = (*command, "-DGQC_SANITIZED"), ADDRESS, ADDRESS
     library = folder / "libemulated.so"
     compile_one = (*command, "-MMD", "-c", "-x", "c++")
-    units = [
-        *(Unit(source, folder / f"{source.stem}.o", compile_one) for source in sorted(HERE.glob("*.cpp"))),
-        *(Unit(source, folder / f"kernels_{source.stem}.o", (*compile_one, *checks)) for source in sources),
-    ]
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        compile_stale(units)
-        objects = [unit.object for unit in units]
+    of_kernels = [Unit(source, folder / f"{source.stem}.o", (*compile_one, *checks)) for source in sources]
+    of_emulator = [Unit(source, own / f"{source.stem}.o", compile_one) for source in sorted(HERE.glob("*.cpp"))]
+    with _locked(own):
+        compile_stale(of_emulator)
+    with _locked(folder):
+        compile_stale(of_kernels)
+        objects = [unit.object for unit in (*of_emulator, *of_kernels)]  # in the order in which their globals are made
         if not library.exists() or library.stat().st_mtime < max(file.stat().st_mtime for file in objects):
             new = library.with_suffix(".new")  # whoever has loaded the old one keeps it
             execute([*command, *linked, "-shared", *map(str, objects), "-o", str(new)])
             new.replace(library)
     return library
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from a folder that is built."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @cache

@@ -30,9 +30,10 @@ FAULTS = {
     f"integer_overflow 1 {2**31 - 31}": "signed integer overflow",
 }
 
-# Differences, quotients and minima read and write the memory that sums, products and maxima do. Of contractions so long
-# that int32 sums would overflow each form is there with one length, and with int8 values only.
-REPEATED = ("emulated-sub", "emulated-div", "-min-", "13107", "14000")
+# Sums, differences and quotients read and write the memory that products do, and minima that of maxima; any rate of
+# dropout that of any other. Of contractions so long that int32 sums would overflow each form is there with one length,
+# and with int8 values only.
+REPEATED = ("emulated-add", "emulated-sub", "emulated-div", "-min-", "emulated-0.3", "13107", "14000")
 EVERY_ACCESS = " and ".join(("cuda", *(f"not {name}" for name in REPEATED)))
 
 

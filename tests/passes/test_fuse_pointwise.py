@@ -191,7 +191,8 @@ class Random(Dense):
         return results[-1]
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.long
+@settings(max_examples=6, deadline=None)  # other ones in each run
 @given(st.lists(st.sampled_from(list(UNARY)), min_size=1, max_size=6))
 def test_random_chains(names):
     torch.manual_seed(len(names))

@@ -212,7 +212,8 @@ class Chain(OnRelation):
         return h * x
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@pytest.mark.long
+@settings(max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=8), st.sampled_from([EXACT, QUANTIZED]))
 def test_halves_of_any_chain_equal_joint(steps, policy):
     assert_halves_equal_joint(case(Chain(steps), input_needs_grad=True), policy)
