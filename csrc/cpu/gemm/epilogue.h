@@ -16,7 +16,7 @@ struct Epilogue {
 
     // For columns j0 .. j0 + vectors * kLanes of row i.
     template <int vectors>
-    void apply(Floats (&y)[vectors], int64_t i, int64_t j0) const {
+    __attribute__((always_inline)) void apply(Floats (&y)[vectors], int64_t i, int64_t j0) const {
 #pragma GCC unroll 4
         for (Floats& v : y) v = v * scale;
         if (bias) {

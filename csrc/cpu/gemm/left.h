@@ -1,5 +1,5 @@
 // Where the int8 rows of a left operand come from: memory, packed 4-bit values, or floats that are quantized as they
-// are read.
+// are read. The rows of the next block are asked for before those of a block are multiplied.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,15 @@ struct StoredRows {
 
     class Worker {
       public:
-        Worker(const StoredRows& rows, int64_t block_rows) : lines_(rows.matrix, block_rows) {}
+        Worker(const StoredRows& rows, int64_t block_rows) : matrix_(rows.matrix), lines_(rows.matrix, block_rows) {}
         bool ok() const { return lines_.ok(); }
-        const int8_t* read(int64_t i0, int64_t count) const { return lines_.read(i0, count); }
+        const int8_t* read(int64_t i0, int64_t count) const {
+            if (!matrix_.packed) prefetch(matrix_.line(i0 + count), count * matrix_.width);
+            return lines_.read(i0, count);
+        }
 
       private:
+        Matrix matrix_;
         Lines lines_;
     };
 };
@@ -47,12 +51,22 @@ struct QuantizedRows {
         const int8_t* read(int64_t i0, int64_t count) const {
             const int64_t first = i0 * rows_.k, elements = count * rows_.k;
             int8_t* const to = rows_.streamed ? block_.get() : rows_.q + first;
-            typed(rows_.x, rows_.dtype, [&](auto* x) { rows_.rounding.apply(x + first, first, elements, to); });
+            typed(rows_.x, rows_.dtype, [&](auto* x) { round(x + first, first, elements, to); });
             if (rows_.streamed) stream(to, elements, rows_.q + first);
             return to;
         }
 
       private:
+        // Asks for the next block a piece at a time, between which the core computes.
+        template <typename T>
+        void round(const T* x, int64_t first, int64_t count, int8_t* to) const {
+            for (int64_t at = 0; at < count; at += kRoundedChunk) {
+                const int64_t each = count - at < kRoundedChunk ? count - at : kRoundedChunk;
+                prefetch(x + count + at, each * static_cast<int64_t>(sizeof(T)));
+                rows_.rounding.apply(x + at, first + at, each, to + at);
+            }
+        }
+
         const QuantizedRows& rows_;
         Buffer<int8_t> block_;
     };
