@@ -13,6 +13,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 FORWARD, BACKWARD = "forward", "backward"
 
+EARLY = "early"
+"""Key of a node's meta: it is computed in the forward and saved, even if the backward could compute it too."""
+
 aten = torch.ops.aten
 
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh_copy.default})

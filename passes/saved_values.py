@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, fx
 
 from gqc.joint import TANGENT, JointGraph
-from gqc.passes.nodes import RESHAPES, aten, example, example_numel, is_random, is_size, is_updated, mutates, needed_for
+from gqc.passes.nodes import (
+    EARLY,
+    RESHAPES,
+    aten,
+    example,
+    example_numel,
+    is_random,
+    is_size,
+    is_updated,
+    mutates,
+    needed_for,
+)
 from gqc.passes.primitive import ops
 
 REPEATED = RESHAPES | {
@@ -77,7 +88,7 @@ def choose_saved(joint: JointGraph, cost: Cost | None = None, early: Container[f
     What the forward outputs and in-place updates need is computed in the forward; what depends on a gradient is
     computed in the backward. Everything between, such as the mask of an activation, goes where fewer bytes cross.
     Only the ops of :data:`REPEATED` and sizes are computed in both halves; parameters, buffers and inputs count as
-    free, because the caller holds them anyway.
+    free, because the caller holds them anyway. What is marked :data:`EARLY` is computed in the forward.
 
     Args:
         joint: forward and backward.
@@ -99,8 +110,8 @@ def choose_saved(joint: JointGraph, cost: Cost | None = None, early: Container[f
         computed, known = (node, "computed"), (node, "known")
         flow.add_edge(computed, known, **_capacity(node, cost))
         repeated = is_repeated(node)
-        fixed = node in early or node.target in COMPRESSED
-        if node.op == "placeholder" or (node in needed and not repeated) or is_random(node) or fixed:
+        fixed = node in early or node.target in COMPRESSED or EARLY in node.meta or is_random(node)
+        if node.op == "placeholder" or (node in needed and not repeated) or fixed:
             flow.add_edge("source", computed)
         if node in gradients:
             flow.add_edge(known, "sink")
