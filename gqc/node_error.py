@@ -16,7 +16,7 @@ from gqc.passes.nodes import half, origin
 from gqc.passes.primitive import mark, ops
 from gqc.side_by_side import Values, run_both
 
-OPERAND, OUTPUT, GRADIENT = "operand", "output", "gradient"
+OPERAND, OUTPUT, GRADIENT, SAVED = "operand", "output", "gradient", "saved"
 
 _KEEPS_COPY = {ops.quantize_qgemm.default: 2, ops.quantize_qgemm_pointwise.default: 0}
 """Products that store the int8 copy of their operand: at which place among their results."""
@@ -30,10 +30,11 @@ class NodeError:
         node: name of the node.
         module: dotted path of the module that it comes from, ``""`` for the model itself.
         half: ``"forward"`` or ``"backward"``.
-        kind: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ... for a primitive, ``"operand"`` for an int8 copy, ``"output"`` for
-            what the model returns, ``"gradient"`` for what a parameter or input receives.
+        kind: ``"gemm"``, ``"spmm"``, ``"sddmm"``, ... for a primitive, ``"operand"`` for an int8 copy, ``"saved"`` for
+            a compressed tensor as the backward reads it, ``"output"`` for what the model returns, ``"gradient"`` for
+            what a parameter or input receives.
         parameter: dotted name of the parameter whose gradient the node is, ``""`` for other nodes.
-        quantized: whether the node itself reads or holds int8.
+        quantized: whether the node itself reads or holds int8, or values of a few bits.
         relative: ``|q - x| / |x|`` in the Euclidean norm; q is the value in the quantized run, x where nothing is
             rounded anywhere. NaN if either holds a NaN, infinite if x is all zero and q is not.
         cosine: of the angle between q and x; 1 if both are zero.
@@ -74,8 +75,8 @@ def node_errors(joint: JointGraph, arguments: Sequence[Any]) -> Iterator[tuple[N
 def _parts(node: fx.Node, value: Values) -> Iterator[tuple[fx.Node, str | None, Values]]:
     """A node with its kind and values, after the int8 copies that it makes beside other results, with their scales."""
     primitive = mark(node)
-    if node.target in QUANTIZE:
-        yield node, OPERAND, value
+    if node.target in QUANTIZE or node.target is ops.decompress_rows.default:
+        yield node, OPERAND if node.target in QUANTIZE else SAVED, value
         return
     if is_copy(node):
         return
@@ -103,7 +104,7 @@ def _error(node: fx.Node, kind: str | None, value: Values, parameter: str) -> No
     quantized, exact, unrounded = (v[0] if isinstance(v, tuple) else v for v in (quantized, exact, unrounded))
     if not (isinstance(exact, Tensor) and exact.is_floating_point()):
         return None
-    in_int8 = kind == OPERAND or (primitive is not None and primitive.kept is None)
+    in_int8 = kind in (OPERAND, SAVED) or (primitive is not None and primitive.kept is None)
     return NodeError(
         node=node.name,
         module=origin(node).module,

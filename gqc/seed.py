@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 
 import torch
 from torch import Tensor
 
-_LIMIT = 2**63 - 1
+from gqc.runtime.seed_apart import LIMIT, SeedApart
 
 
 class SeedSource:
@@ -18,8 +19,8 @@ class SeedSource:
     generator state repeat a run exactly; otherwise the number is ``seed`` and the step counts the calls. On a GPU the
     count stands in its memory and is raised there: a CUDA graph that is played again draws new numbers.
 
-    With ``apart`` the default generators stay as they are, for a run that draws eager's numbers: the number is what
-    the CPU's would give next, and the step counts the calls at which it would give the same.
+    With ``apart`` and no ``seed`` the default generators stay as they are
+    (:class:`gqc.runtime.seed_apart.SeedApart`).
 
     Attributes:
         step: calls so far, those on GPUs apart.
@@ -27,19 +28,19 @@ class SeedSource:
 
     def __init__(self, seed: int | None, apart: bool = False) -> None:
         self.seed = seed
-        self.apart = apart
         self.step = 0
-        self._last = -1
+        self._apart = SeedApart() if apart else None
         self._next: dict[torch.device, Tensor] = {}
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Set the steps back at the end of the context."""
+        apart = copy(self._apart)
         step, upcoming = self.step, {device: count.clone() for device, count in self._next.items()}
         try:
             yield
         finally:
-            self.step = step
+            self.step, self._apart = step, apart
             for device, count in self._next.items():
                 count[1] = upcoming[device][1] if device in upcoming else 0
 
@@ -48,12 +49,10 @@ class SeedSource:
         return self.seed is not None and device.type != "cpu"
 
     def __call__(self, device: torch.device) -> Tensor:
-        if self.seed is None and self.apart:
-            number = _upcoming()
-            self.step, self._last = (self.step + 1 if number == self._last else 0), number
-            return torch.tensor([number, self.step], dtype=torch.int64).to(device)
+        if self.seed is None and self._apart is not None:
+            return self._apart(device)
         if self.seed is None:
-            return torch.randint(_LIMIT, (2,), dtype=torch.int64, device=device)
+            return torch.randint(LIMIT, (2,), dtype=torch.int64, device=device)
         if not self.counts_on(device):
             self.step += 1
             return torch.tensor([self.seed, self.step - 1], dtype=torch.int64)
@@ -64,8 +63,3 @@ class SeedSource:
         seed = upcoming.clone()
         upcoming[1].add_(1)
         return seed
-
-
-def _upcoming() -> int:
-    """The number that torch's default generator would give next, which it still gives afterwards."""
-    return int(torch.randint(_LIMIT, (), dtype=torch.int64, generator=torch.default_generator.clone_state()))

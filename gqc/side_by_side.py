@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from gqc.generators import GeneratorStates
 from gqc.joint import JointGraph
-from gqc.passes.exact_form import AROUND_PRODUCT, EXACT_FORMS
+from gqc.passes.exact_form import AROUND_PRODUCT, COMPRESSIONS, EXACT_FORMS
 from gqc.passes.int8_copies import QUANTIZE
 from gqc.passes.nodes import is_float, is_random, is_updated
 from gqc.passes.primitive import ops
@@ -84,8 +84,8 @@ def _call(node: fx.Node, env: dict[fx.Node, Values]) -> Values:
     if generators is not None:
         generators.restore()
     _, exact = _run(node, form, lambda n: env[n].exact)
-    makes_int8 = node.target is ops.pointwise.default
-    if node.target is not operator.getitem and not makes_int8 and not any(map(_is_quantized, node.all_input_nodes)):
+    rounds = node.target in (ops.pointwise.default, *COMPRESSIONS)
+    if node.target is not operator.getitem and not rounds and not any(map(_is_quantized, node.all_input_nodes)):
         return Values(quantized, exact, quantized)
     _, unrounded = _run(node, form, lambda n: env[n].quantized if is_float(n) else env[n].unrounded)
     return Values(quantized, exact, unrounded)

@@ -62,6 +62,7 @@ class _Compression:
         self.joint, self.saves, self.report = joint, saves, report
         self.late = tangent_dependent(joint)
         self.kept = KeptAsIs(joint, saves)
+        self._found: dict[fx.Node, Rows] = {}
 
     def run(self) -> None:
         saved = self._choose()
@@ -69,14 +70,16 @@ class _Compression:
         if not chosen:
             return
         reading = Reading(self.joint, saved)
-        seed = self.joint.seed() if self.saves.rounding == "stochastic" else None
+        stochastic = self.saves.rounding == "stochastic"
+        seed = self.joint.seed() if stochastic or self.saves.project is not None else None
         for number, node in enumerate(chosen):
-            bits, why = self.joint.saved_widths.get(node.name) or (self._bits(node), self._why(node))
-            rows = Rows.of(bits, self.saves, node.meta["val"])
-            compressed = rows.compress(node, seed, FIRST_STREAM + number)
+            decided = self.joint.saved_widths.get(node.name)
+            rows = self._rows(node) if decided is None else self._rows_of(node, decided[0])
+            compressed = rows.compress(node, seed, FIRST_STREAM + number, stochastic)
             reading.restored[node] = compressed.decompress
             nbytes = rows.nbytes(node.meta["val"])
-            plan = SavedPlan.of(node, nbytes, compressed_to(bits), why, self.late)
+            why = self._why(node, rows) if decided is None else decided[1]
+            plan = SavedPlan.of(node, nbytes, compressed_to(rows.bits), why + _projected(rows), self.late)
             compressed.results[0].meta.update({PLAN: plan, WIDTHS: self._widths(node)})
             told = f"{plan.how}: {plan.reason}"
             self.report.decisions.append(Decision(node.name, plan.module, "activation", FORWARD, COMPRESSED, told))
@@ -101,18 +104,28 @@ class _Compression:
             return max(1, example_numel(value) // 8)
         if self.kept.reason(node) is not None:
             return None
-        return Rows.of(self._bits(node), self.saves, value).nbytes(value)
+        return self._rows(node).nbytes(value)
 
-    def _bits(self, node: fx.Node) -> int:
-        return max(asked_bits(node, self.saves, self.late)[1], fewest_bits(node, self.late)[0])
+    def _rows(self, node: fx.Node) -> Rows:
+        if node not in self._found:
+            bits = max(asked_bits(node, self.saves, self.late)[1], fewest_bits(node, self.late)[0])
+            self._found[node] = self._rows_of(node, bits)
+        return self._found[node]
+
+    def _rows_of(self, node: fx.Node, bits: int) -> Rows:
+        fewest, _ = fewest_bits(node, self.late)
+        return Rows.of(bits, self.saves, node.meta["val"], project=fewest == 1)
 
     def _widths(self, node: fx.Node) -> dict[int, int]:
         """Bytes of a tensor by bits."""
         fewest, value = fewest_bits(node, self.late)[0], node.meta["val"]
-        return {bits: Rows.of(bits, self.saves, value).nbytes(value) for bits in SAVED_WIDTHS if bits >= fewest}
+        return {bits: self._rows_of(node, bits).nbytes(value) for bits in SAVED_WIDTHS if bits >= fewest}
 
-    def _why(self, node: fx.Node) -> str:
+    def _why(self, node: fx.Node, rows: Rows) -> str:
         entry, width = asked_bits(node, self.saves, self.late)
-        bits = self._bits(node)
         asked = f"save_bits={width}" if entry is None else f"save_bits[{entry!r}]={width}"
-        return asked if width == bits else f"{asked}, but {fewest_bits(node, self.late)[1]}"
+        return asked if width == rows.bits else f"{asked}, but {fewest_bits(node, self.late)[1]}"
+
+
+def _projected(rows: Rows) -> str:
+    return f", projected to {rows.kept} values a row" if rows.kept else ""

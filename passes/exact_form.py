@@ -153,6 +153,20 @@ def _with_absmax(out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return out.to(dtype), out.abs().amax().float() if out.numel() else out.new_zeros((), dtype=torch.float32)
 
 
+def _compress_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x, x.new_zeros(0), x.new_zeros(0)
+
+
+def _decompress_rows(
+    packed: Values, _: Tensor, __: Tensor, bits: int, width: int, dtype: torch.dtype, *___: Any
+) -> Any:
+    return packed.to(dtype)
+
+
+def _not_projected(x: Tensor, *_: Any) -> Tensor:
+    return x
+
+
 def _gemm_int4(a: Values, a_scale: Any, _: Any, b: Values, b_scale: Any, __: Any, *options: Any) -> Any:
     return _gemm(_matrix(a), a_scale, _matrix(b), b_scale, *options)
 
@@ -278,6 +292,9 @@ AROUND_PRODUCT: dict[Callable[..., Any], AroundProduct] = {
 }
 """By op."""
 
+COMPRESSIONS = (ops.compress_rows.default, ops.project_rows.default)
+"""Ops that round a float tensor to what is saved of it."""
+
 EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qgemm.default: _gemm,
     ops.qgemm_epilogue.default: _gemm_epilogue,
@@ -298,5 +315,9 @@ EXACT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.qspmm_int4.default: _spmm_int4,
     ops.qsddmm_int4.default: _sddmm_int4,
     ops.unpack_int4.default: _unpack,
+    ops.compress_rows.default: _compress_rows,
+    ops.decompress_rows.default: _decompress_rows,
+    ops.project_rows.default: _not_projected,
+    ops.unproject_rows.default: _not_projected,
 }
 """By quantized op; each function takes the op's arguments with float values in the place of int8 ones."""

@@ -63,8 +63,6 @@ _SHAPES = frozenset(
 """Ops that read of their second operand only the shape."""
 
 _FACTORS = {
-    ops.edge_softmax_bwd.default: (1,),
-    aten._softmax_backward_data.default: (1,),
     aten._log_softmax_backward_data.default: (1,),
     ops.gat_bwd.default: (1, 2, 3, 4),
     ops.attend_bwd.default: (1, 2, 3, 5, 6),
@@ -72,8 +70,11 @@ _FACTORS = {
     aten.native_group_norm_backward.default: (2, 3),
     aten.native_batch_norm_backward.default: (3, 4, 5, 6),
 }
-"""Operands of which an error becomes a factor of the result: logits and results of a softmax, means and deviations of
-a normalization."""
+"""Operands of which an error becomes a factor of the result: logits of a softmax, means and deviations of a
+normalization."""
+
+_SQUARES = (ops.edge_softmax_bwd.default, aten._softmax_backward_data.default)
+"""Ops that multiply their second operand with itself: results of a softmax."""
 
 FEWEST_BITS_OF_FACTORS = 8
 """Of such an operand."""
@@ -124,7 +125,9 @@ def fewest_bits(node: fx.Node, late: Container[fx.Node]) -> tuple[int, str]:
     found = list(reads(node, late))
     if any(reader.args[i] is read for reader, read in found for i in _FACTORS.get(reader.target, ())):  # type: ignore
         return FEWEST_BITS_OF_FACTORS, "its error becomes a factor"
-    if _is_squared({reader for reader, _ in found}):
+    if any(reader.target in _SQUARES and reader.args[1] is read for reader, read in found) or _is_squared(
+        {reader for reader, _ in found}
+    ):
         return FEWEST_BITS_OF_SQUARES, "the backward multiplies it with itself"
     return 1, ""
 

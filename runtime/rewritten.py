@@ -17,11 +17,13 @@ import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.errors import InputError
 from gqc.runtime.memory import ByIdentity as remembered
 from gqc.runtime.relation import num_dst, num_edges, num_src, reverse
+from gqc.runtime.seed_apart import SeedApart
 from gqc.runtime.structure import relations
 
 __all__ = [
     "DataKind",
     "GraphKind",
+    "SeedApart",
     "below_autograd",
     "check",
     "check_length",

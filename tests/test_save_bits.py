@@ -142,6 +142,18 @@ def test_autocast_and_int8_together() -> None:
     assert "bfloat16" in {p.dtype for p in plan if p.how == "compressed to 2 bits"}
 
 
+def test_errors_of_compressed_tensors_are_reported() -> None:
+    model = gqc.compile(Net(), bits=32, save_bits=2)
+    report = gqc.error_report(model, torch.randn(300, 32))
+    kinds = {node.kind: node for node in reversed(report.nodes)}
+    assert kinds["saved"].own > 0.01
+    assert kinds["saved"].half == "backward"
+    assert all(node.relative == 0 for node in report.nodes if node.half == "forward" or node.kind == "output")
+    gradients = {node.parameter: node.relative for node in report.nodes if node.parameter}
+    assert gradients["last.weight"] > 0.01
+    assert gradients["last.bias"] == 0
+
+
 class WithIsland(nn.Module):
     """The number of selected rows depends on data."""
 

@@ -77,7 +77,8 @@ class ModuleWriter:
         self._arguments = reader.found
         self._state = State(model)
         paths = {id(module): path for path, module in model.named_modules()}
-        self._parts = Parts(self._arguments, self._state, SourceLines(model), paths, policy.seed)
+        apart = policy.seed is None and policy.bits == 32 and policy.saves is not None
+        self._parts = Parts(self._arguments, self._state, SourceLines(model), paths, policy.seed, apart)
 
     def write(self) -> str:
         forms = {mode: FormWriter(self._parts, mode, variant) for mode, variant in self._variants.items()}
@@ -157,6 +158,7 @@ class ModuleWriter:
         lines += docstring(f"Has the parameters and buffers of ``{original.__qualname__}`` and computes the same.")
         lines += ["", "    def __init__(self) -> None:", "        super().__init__()"]
         lines += [f"        self.{self._parts.steps} = 0"] * (self._policy.seed is not None)
+        lines += [f"        self.{self._parts.steps} = SeedApart()"] * self._parts.apart
         lines += self._state.write()
         checks = [form.checks for form in forms.values()]
         common = checks[0] if all(lines == checks[0] for lines in checks) else []

@@ -24,7 +24,8 @@ class Parts:
         arguments, state, lines: of the model.
         paths: dotted path of each of its modules by identity.
         seed: seed of stochastic rounding, ``None``: drawn at each step.
-        steps: attribute of the model that counts steps, where a seed is given.
+        apart: whether the seed leaves torch's generators as they are.
+        steps: attribute of the model that counts steps, where a seed is given, or gives seeds apart.
         constants: names and values of the tensors at the head of the module.
         definitions: the functions and classes in order.
     """
@@ -34,6 +35,7 @@ class Parts:
     lines: SourceLines
     paths: dict[int, str]
     seed: int | None
+    apart: bool = False
     constants: dict[str, Group] = field(default_factory=dict)
     definitions: list[str] = field(default_factory=list)
     _functions: dict[str, str] = field(default_factory=dict)

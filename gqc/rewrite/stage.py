@@ -112,6 +112,8 @@ class StageWriter:
     def _seed(self) -> list[str]:
         if not self._seeded:
             return []
+        if self._parts.apart:
+            return [f"        {self._seed_name} = self.{self._parts.steps}()"]
         if self._parts.seed is None:
             return [f"        {self._seed_name} = torch.randint(2**63 - 1, (2,), dtype=torch.int64)"]
         steps = f"self.{self._parts.steps}"
