@@ -22,11 +22,13 @@ constexpr int64_t kSpare = 2 * kWide;
 // Values of a piece: each row ends at a byte.
 constexpr int64_t kPieceValues = kPiece + kPieceRuns * 7 + kSpare;
 
-void pack(const uint8_t* values, int64_t count, int64_t bits, uint8_t* packed) {
+// streamed: past the caches, which pays for whole bytes.
+void pack(const uint8_t* values, int64_t count, int64_t bits, bool streamed, uint8_t* packed) {
     if (bits == 1) pack_bits<1>(values, count, packed);
     if (bits == 2) pack_bits<2>(values, count, packed);
     if (bits == 4) pack_bits<4>(values, count, packed);
-    if (bits == 8) std::memcpy(packed, values, static_cast<size_t>(count));
+    if (bits == 8 && streamed) stream(values, count, packed);
+    if (bits == 8 && !streamed) std::memcpy(packed, values, static_cast<size_t>(count));
 }
 
 const uint8_t* unpack(const uint8_t* packed, int64_t bytes, int64_t bits, uint8_t* values) {
@@ -43,7 +45,7 @@ struct Compressor {
     int64_t elements;
     Runs runs;
     const Philox* stream;  // null to round to nearest
-    bool in_bfloat16;
+    bool in_bfloat16, streamed;
     uint8_t* packed;
     void *zeros, *ranges;
 
@@ -69,7 +71,7 @@ struct Compressor {
         for (int64_t i = 0; i < count; ++i, run.next())
             round(run.first(), run.count(), stats.least[i], stats.factor[i], drawn + run.random(),
                   values + (run.byte() - byte) * of_byte(runs.bits));
-        pack(values, (end - byte) * of_byte(runs.bits), runs.bits, packed + byte);
+        pack(values, (end - byte) * of_byte(runs.bits), runs.bits, streamed, packed + byte);
     }
 
     // The values of a run that is longer than a piece.
@@ -79,7 +81,7 @@ struct Compressor {
             const int64_t count = run.count() - at < kPiece ? run.count() - at : kPiece, first = run.random() + at;
             const uint8_t* const drawn = draw(first, first + count, random);
             round(run.first() + at, count, stats.least[0], stats.factor[0], drawn, values);
-            pack(values, packed_bytes(count, runs.bits) * of_byte(runs.bits), runs.bits,
+            pack(values, packed_bytes(count, runs.bits) * of_byte(runs.bits), runs.bits, streamed,
                  packed + run.byte() + at * runs.bits / 8);
         }
     }
@@ -106,8 +108,12 @@ struct Compressor {
 template <typename T>
 void compress(int64_t threads, int64_t rows, const Compressor<T>& compressor) {
     const int64_t runs = rows * compressor.runs.of_row(), step = compressor.runs.of_piece();
-#pragma omp parallel for num_threads(team(threads, compressor.elements)) schedule(static)
-    for (int64_t r0 = 0; r0 < runs; r0 += step) compressor(r0, r0 + step < runs ? r0 + step : runs);
+#pragma omp parallel num_threads(team(threads, compressor.elements))
+    {
+#pragma omp for schedule(static)
+        for (int64_t r0 = 0; r0 < runs; r0 += step) compressor(r0, r0 + step < runs ? r0 + step : runs);
+        end_stream();
+    }
 }
 
 template <typename S, typename T>
@@ -150,15 +156,18 @@ struct Decompressor {
 
   private:
     void write(float* elements, int64_t count, T* to) const {
-        if constexpr (std::is_same_v<T, float>) {
-            if (streamed)
-                stream(elements, count * static_cast<int64_t>(sizeof(float)), to);
-            else
-                std::memcpy(to, elements, static_cast<size_t>(count) * sizeof(float));
-        } else {
+        alignas(64) T converted[std::is_same_v<T, float> ? 1 : kPiece];
+        const void* from = elements;
+        if constexpr (!std::is_same_v<T, float>) {
             for (int64_t i = 0; i < count; ++i) elements[i] = within(to, elements[i]);
-            store_all(elements, count, to);
+            store_all(elements, count, converted);
+            from = converted;
         }
+        const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+        if (streamed)
+            stream(from, bytes, to);
+        else
+            std::memcpy(to, from, static_cast<size_t>(bytes));
     }
 };
 
@@ -183,10 +192,18 @@ GQC_KERNEL(compress_rows)(int64_t threads, const void* x, int64_t dtype, int64_t
                           void* ranges) {
     static const int64_t unused[2] = {};
     const Philox stream(seed ? seed : unused, node);
+    const bool streamed = is_streamed(rows * packed_bytes(width, bits));
     typed(x, dtype, [&](auto* elements) {
         const Compressor<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>> compressor{
-            elements, rows * width, {width, group, bits}, seed ? &stream : nullptr, stats == kBfloat16, packed,
-            zeros,    ranges};
+            elements,
+            rows * width,
+            {width, group, bits},
+            seed ? &stream : nullptr,
+            stats == kBfloat16,
+            streamed,
+            packed,
+            zeros,
+            ranges};
         compress(threads, rows, compressor);
     });
     return nullptr;

@@ -47,9 +47,9 @@ inline Ints load_random(const uint8_t* bytes) {
     const __m256i pairs = _mm256_broadcastsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
     return (Ints)_mm256_shuffle_epi8(pairs, order);
 #else
-    Ints x;
-    for (int i = 0; i < kWide; ++i) x[i] = bytes[i] << 8 | bytes[i ^ 1];
-    return x;
+    const int32_t first = bytes[1] << 8 | bytes[0], second = bytes[3] << 8 | bytes[2];
+    const Ints pairs{first, first, second, second}, exchanged = (pairs & 255) << 8 | pairs >> 8;
+    return Ints{0, 1, 0, 1} > 0 ? pairs : exchanged;
 #endif
 }
 
@@ -116,23 +116,25 @@ inline float within(const T*, float y) {
     return y;
 }
 
+#if defined(__AVX2__)
 inline Floats load_values(const uint8_t* values) {
-#if defined(__AVX512F__)
+#    if defined(__AVX512F__)
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
     return to_float<kWide>((Ints)_mm512_maskz_cvtepu8_epi32(0xffff, bytes));
-#elif defined(__AVX2__)
+#    else
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(values));
     return to_float<kWide>((Ints)_mm256_cvtepu8_epi32(bytes));
-#else
-    Floats x;
-    for (int i = 0; i < kWide; ++i) x[i] = values[i];
-    return x;
-#endif
+#    endif
 }
+#endif
 
 // out[i] = values[i] * step + zero; kWide values may be read and kWide elements written from the last one on.
-inline void spread_run(const uint8_t* values, int64_t count, float step, float zero, float* out) {
+inline void spread_run(const uint8_t* __restrict values, int64_t count, float step, float zero, float* __restrict out) {
+#if defined(__AVX2__)
     for (int64_t at = 0; at < count; at += kWide) put(out + at, load_values(values + at) * step + zero);
+#else
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(values[i]) * step + zero;
+#endif
 }
 
 }  // namespace gqc::GQC_ISA
