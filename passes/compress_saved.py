@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import fx
 
 from gqc.joint import JointGraph
 from gqc.passes.backward_reading import Reading
 from gqc.passes.compressed_rows import Rows
+from gqc.passes.held_rows import gather_again, gathers_held_rows
 from gqc.passes.kept_as_is import KeptAsIs
 from gqc.passes.nodes import (
     FOR_BACKWARD,
@@ -38,9 +41,9 @@ def compress_saved(joint: JointGraph, policy: Policy) -> Report:
         which what the backward reads is known.
     Does: with ``Policy.save_bits``, chooses what the forward saves by the bytes that it takes in few bits, and gives
         the backward the decompressed tensor from its first reader on. Masks, derivatives of activations and whatever
-        else is not linear in a compressed tensor are computed in the forward, from the exact one. What the caller
-        holds, results of the model, integers, what is made of graph structure alone, and small tensors stay as they
-        are.
+        else is not linear in a compressed tensor are computed in the forward, from the exact one. Rows of an embedding
+        or another table that the caller holds are gathered again instead. What the caller holds, results of the model,
+        integers, what is made of graph structure alone, and small tensors stay as they are.
     Ensures: the forward, bit for bit; with stochastic rounding the expectation of gradients, but for what
         normalizations and softmaxes multiply a rounded value with itself.
     """
@@ -66,10 +69,12 @@ class _Compression:
 
     def run(self) -> None:
         saved = self._choose()
-        chosen = [node for node in saved if self.kept.reason(node) is None]
-        if not chosen:
+        gathered = [node for node in saved if gathers_held_rows(node)]
+        chosen = [node for node in saved if self.kept.reason(node) is None and node not in gathered]
+        if not (chosen or gathered):
             return
         reading = Reading(self.joint, saved)
+        reading.restored.update((node, partial(gather_again, node)) for node in gathered)
         stochastic = self.saves.rounding == "stochastic"
         seed = self.joint.seed() if stochastic or self.saves.project is not None else None
         for number, node in enumerate(chosen):
@@ -84,7 +89,7 @@ class _Compression:
             told = f"{plan.how}: {plan.reason}"
             self.report.decisions.append(Decision(node.name, plan.module, "activation", FORWARD, COMPRESSED, told))
         reading.rewire()
-        self.report.plans = [recomputed(node, self.late) for node in reading.again()]
+        self.report.plans = [recomputed(node, self.late) for node in (*gathered, *reading.again())]
 
     def _choose(self) -> list[fx.Node]:
         early = [n for n in self.joint.graph.nodes if n not in self.late and n.op != "output"]
@@ -100,6 +105,8 @@ class _Compression:
         if node.target in RESHAPES:
             node, _ = source(node)
         value = node.meta["val"]
+        if gathers_held_rows(node):
+            return 1
         if value.dtype is torch.bool:
             return max(1, example_numel(value) // 8)
         if self.kept.reason(node) is not None:

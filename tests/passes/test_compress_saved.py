@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import gqc
 from gqc.joint import SEED
 from gqc.passes import partition, run
 from gqc.passes.partition import Halves
@@ -239,3 +240,32 @@ def test_small_tensors_stay_as_they_are():
     made, halves = compiled(MODELS["sage"](), SaveBits(2, min_size=10**6))
     assert not [t.name for t in halves.saved if "packed" in t.name]
     assert not any(p.kind == SEED for p in made.joint.placeholders)
+
+
+class Table(nn.Module):
+    """The rows of an embedding, which the backward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(20, 16), nn.Linear(16, 16)
+
+    def forward(self, index: Tensor, picked: Tensor) -> Tensor:
+        rows = self.table(index) * self.table.weight.index_select(0, picked)
+        return self.layer(rows.view(-1, 16)).tanh().view(rows.shape)
+
+
+def test_rows_of_an_embedding_are_gathered_again():
+    model = Table()
+    index, picked = torch.randint(20, (2, 40)).unbind()
+    results, plans = [], []
+    for save_bits in (None, SaveBits(8, min_size=0)):
+        compiled = gqc.compile(model, bits=32, save_bits=save_bits)
+        out = compiled(index, picked)
+        results.append([out, *torch.autograd.grad(out.sum(), model.parameters())])
+        plans = [p for stage in gqc.explain(compiled).variants[0].stages for p in stage.plan]
+    again = [p for p in plans if p.how == "recomputed" and p.name.startswith(("embedding", "index_select"))]
+    assert len(again) == 2
+    assert {p.after for p in again} == {0}
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=0, atol=0)
+    for exact, found in zip(results[0][1:], results[1][1:], strict=True):
+        torch.testing.assert_close(found, exact, rtol=0.05, atol=0.05 * exact.abs().max().item())

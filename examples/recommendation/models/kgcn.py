@@ -19,7 +19,7 @@ class Neighbours(NamedTuple):
     """A few neighbours of each entity, drawn once.
 
     Attributes:
-        entity, relation: [entities, K] int64. An entity without neighbours has itself K times, by an extra relation.
+        entity, relation: [entities, K] int32. An entity without neighbours has itself K times, by an extra relation.
         liked: [n] int64, ``user * items + item`` of the training interactions, sorted.
     """
 
@@ -32,7 +32,7 @@ class Field(NamedTuple):
     """The receptive field of a batch of items, hop by hop.
 
     Attributes:
-        entities: for hop 0 to H, [B, K^hop] int64; entity i of a hop has neighbours i * K to i * K + K - 1 of the next.
+        entities: for hop 0 to H, [B, K^hop] int32; entity i of a hop has neighbours i * K to i * K + K - 1 of the next.
         relations: to the entities of hop 1 to H.
     """
 
@@ -69,14 +69,14 @@ class KGCN(Recommender):
         alone = (counts == 0)[:, None]
         user, item = data.train.unbind(1)
         return Neighbours(
-            torch.where(alone, torch.arange(data.entities)[:, None], tails[edge]),
-            torch.where(alone, data.relations, kinds[edge]),
+            torch.where(alone, torch.arange(data.entities)[:, None], tails[edge]).int(),
+            torch.where(alone, data.relations, kinds[edge]).int(),
             user * data.items + item,
         )
 
     def field(self, graph: Neighbours, items: Tensor) -> Field:
         """Expand items [B]."""
-        entities, relations = [items[:, None]], []
+        entities, relations = [items[:, None].int()], []
         for _ in self.layers:
             flat = entities[-1].flatten()
             entities.append(graph.entity.index_select(0, flat).view(len(items), -1))
@@ -85,7 +85,9 @@ class KGCN(Recommender):
 
     def weights(self, users: Tensor, relations: Tensor) -> Tensor:
         """What relations [B, n * K] mean to users [B, D]: softmax over K neighbours, [B, n, K] (equations 1 and 3)."""
-        scores = (users @ self.relations.weight.T).gather(1, relations)
+        scores = users @ self.relations.weight.T
+        place = relations + scores.shape[1] * torch.arange(len(users), dtype=torch.int32)[:, None]
+        scores = scores.view(-1).index_select(0, place.view(-1))
         return torch.softmax(scores.view(len(users), -1, NEIGHBOURS), dim=2)
 
     def seen_by(self, users: Tensor, field: Field, weights: list[Tensor]) -> Tensor:

@@ -1,0 +1,25 @@
+"""Rows of a table that the caller holds: the backward gathers them again."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from gqc.passes.nodes import aten, call, is_updated, source
+
+_TABLE_AND_INDEX = {aten.embedding.default: (0, 1), aten.index_select.default: (0, 2)}
+
+
+def gathers_held_rows(node: fx.Node) -> bool:
+    """Whether a node selects rows of a parameter or input, that no update changes, by an index that is an input."""
+    if node.target not in _TABLE_AND_INDEX or (node.target is aten.index_select.default and node.args[1] != 0):
+        return False
+    table, index = (node.args[place] for place in _TABLE_AND_INDEX[node.target])
+    return table.op == source(index)[0].op == "placeholder" and not is_updated(table)  # type: ignore[union-attr,arg-type]
+
+
+def gather_again(node: fx.Node, reader: fx.Node) -> fx.Node:
+    """The same rows once more, in the backward, before a reader."""
+    with node.graph.inserting_before(reader):
+        again = call(node.target, node.args, node, f"{node.name}_again", **node.kwargs)  # type: ignore[arg-type]
+    again.meta["partitioner_tag"] = "is_backward"
+    return again
