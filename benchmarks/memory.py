@@ -33,7 +33,7 @@ from benchmarks.peak import peak_bytes
 from benchmarks.peers import EAGER, Setting, Step, training_step
 from benchmarks.timer import paired
 from examples.datasets import DATASETS, load
-from gqc.peak import allocated
+from gqc.peak import allocated, most_allocated
 from gqc.runtime.buffers import POOL
 
 Record = dict[str, Any]
@@ -117,14 +117,16 @@ def saved_bytes(forward: Callable[[], Tensor]) -> int:
 
 
 def measure(contest: Contest, rounds: int, console: Console) -> list[Record]:
-    """Saved bytes and paired times, one record a contestant; the console is told who cannot run."""
+    """Saved bytes, peaks and paired times, one record a contestant; the console is told who cannot run."""
     steps: dict[str, Step] = {}
     saved: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     for name in contest.names:
         try:
             steps[name], forward = contest.make(name)
             steps[name]()
             saved[name] = saved_bytes(forward)
+            peaks[name] = most_allocated(steps[name], torch.device("cpu"))
         except Exception as error:
             if "gqc" in name or name == EAGER:
                 raise
@@ -143,6 +145,7 @@ def measure(contest: Contest, rounds: int, console: Console) -> list[Record]:
             "threads": torch.get_num_threads(),
             "contestant": name,
             "saved_bytes": saved[name],
+            "most_allocated": peaks[name],
             "median_ms": 1e3 * timing.median,
             "quartiles_ms": [1e3 * bound for bound in timing.quartiles],
             "time_ratio": 1 / timing.speedup_over(timings[EAGER]),
@@ -159,10 +162,12 @@ def _of_exact(name: str, timings: Any) -> Record:
 
 
 def table(title: str, records: list[Record]) -> Table:
-    """One row a contestant: saved bytes and how many times less than the base, peak, time."""
+    """One row a contestant: saved bytes, how many times less than the base, the most that tensors took in a step, times
+    and, where measured, the growth of resident memory with all compilation."""
     out = Table(title=title, title_justify="left")
     out.add_column("contestant")
-    for heading in ("saved, MB", "less than DGL", "step, ms", "middle half", "of DGL's", "of bits=32", "peak, MB"):
+    headings = ["saved, MB", "less than DGL", "most tensors, MB", "step, ms", "middle half", "of DGL's", "of bits=32"]
+    for heading in [*headings, "peak, MB"]:
         out.add_column(heading, justify="right")
     base = records[0]
     for r in records:
@@ -171,6 +176,7 @@ def table(title: str, records: list[Record]) -> Table:
             r["contestant"],
             f"{r['saved_bytes'] / 1e6:.1f}",
             f"{base['saved_bytes'] / r['saved_bytes']:.1f}x",
+            f"{r['most_allocated'] / 1e6:.1f}",
             f"{r['median_ms']:.1f}",
             f"{low:.1f} - {high:.1f}",
             f"{r['time_ratio']:.2f}",

@@ -40,6 +40,8 @@ def test_tables_records_and_the_plot(tmp_path, monkeypatch: pytest.MonkeyPatch, 
     saved = {name: record["saved_bytes"] for name, record in records.items()}
     assert 9 * saved["gqc save_bits=2"] < saved["gqc bits=32"] <= saved[EAGER]
     assert saved["checkpoint"] < saved[EAGER]
+    peaks = {name: record["most_allocated"] for name, record in records.items()}
+    assert saved["gqc save_bits=2"] < peaks["gqc save_bits=2"] < peaks["gqc bits=32"]
     assert records[EAGER]["time_ratio"] == records["gqc bits=32"]["time_of_exact"] == 1
     assert "gqc save_bits=2" in capsys.readouterr().out
     pytest.importorskip("matplotlib")
