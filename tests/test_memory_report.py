@@ -80,7 +80,7 @@ def test_what_is_saved_is_allocated(make: type[nn.Module], policy: dict[str, Any
     assert report.saved_bytes == report.saved_bytes_measured
     held = allocated(lambda: model(*args))
     assert report.saved_bytes == pytest.approx(held - out.nbytes, abs=512)  # BatchNorm's new statistics
-    assert report.saved_bytes <= report.saved_bytes_fp32 + 512
+    assert report.saved_bytes <= 1.1 * report.saved_bytes_fp32  # masks in 1 bit beside the floats that have them
     if "bits" not in policy:
         assert report.saved_bytes < 0.5 * report.saved_bytes_fp32
         assert {e.how for e in report.entries} >= {"as is", "int8 operand"}
