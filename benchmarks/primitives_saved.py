@@ -1,7 +1,7 @@
-"""Compression of saved activations on the CPU: time and GB/s beside what memory allows.
+"""Compression and projection of saved activations on the CPU: time and GB/s beside what memory allows.
 
-The bytes of a call are those of the floats, of the packed values, and of Z and R. Compressing is compared with the bare
-reading of the floats (their sum), decompressing with writing them (a fill), and both stand beside a copy.
+The bytes of a call are those of the floats and of what is kept of them. Compressing is compared with the bare reading
+of the floats (their sum), decompressing with writing them (a fill), and both stand beside a copy.
 
 python -m benchmarks.primitives_saved --rows 169343 --width 128
 """
@@ -34,7 +34,7 @@ class Contestant:
 
 
 def contestants(x: Tensor, group: int) -> dict[str, Contestant]:
-    """Each number of bits, each way to round, and the way back."""
+    """Each number of bits, each way to round, and the way back; then random projection to an eighth of the width."""
     target, seed, stats = torch.empty_like(x), torch.tensor([1, 2]), torch.bfloat16
     found = {
         "copy": Contestant(lambda: target.copy_(x), 2 * x.nbytes),
@@ -54,6 +54,11 @@ def contestants(x: Tensor, group: int) -> dict[str, Contestant]:
         found[f"compress, {bits} bits"] = Contestant(compress(seed), nbytes, READING)
         found[f"compress, {bits} bits, nearest"] = Contestant(compress(None), nbytes, READING)
         found[f"decompress, {bits} bits"] = Contestant(decompress, nbytes, WRITING)
+    width, kept = x.shape[1], -(-x.shape[1] // 8)
+    projected = gqc.project_rows(x, kept, seed, 0)
+    nbytes = x.nbytes + projected.nbytes
+    found[f"project to {kept}"] = Contestant(lambda: gqc.project_rows(x, kept, seed, 0), nbytes, READING)
+    found[f"project from {kept}"] = Contestant(lambda: gqc.unproject_rows(projected, width, seed, 0), nbytes, WRITING)
     return found
 
 

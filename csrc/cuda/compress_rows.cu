@@ -261,7 +261,7 @@ __device__ __forceinline__ void decompress(const uint8_t* packed, const void* ze
 // ranges: [rows, groups of a row] floats, or bfloat16; lanes: threads that share a group, a power of two up to 32, or
 // all 256. rows, width > 0.
 #define GQC_COMPRESS_ROWS(SUFFIX, T)                                                                                  \
-    GQC_GLOBAL(256, 2)                                                                                                \
+    GQC_GLOBAL(256, 4)                                                                                                \
     compress_rows_##SUFFIX(const T* x, int64_t rows, int64_t width, int64_t group, int64_t bits, const int64_t* seed, \
                            int64_t node, int64_t in_bfloat16, int64_t lanes, uint8_t* packed, void* zeros,            \
                            void* ranges) {                                                                            \
