@@ -54,7 +54,7 @@ def check(model: OnRelation, dtype=torch.float32, rtol=0.0, atol=0.0, **options)
     expected, saved_before = step(model, data, dtype, skip=["fuse_pointwise", "fuse_products"], **options)
     results, saved = step(model, data, dtype, skip=["fuse_products"], **options)
     torch.testing.assert_close(results, expected, rtol=rtol, atol=atol)
-    assert saved <= saved_before
+    assert saved <= saved_before * 5 / 4  # with masks, of a bit or a byte an element, of floats that are saved too
 
 
 @pytest.mark.parametrize("name", MODELS)
