@@ -174,7 +174,7 @@ def _budget(saves: SaveBits, stages: Sequence[CompiledStage], candidates: Sequen
 def _packed(stage: CompiledStage) -> list[fx.Node]:
     """The packed values among what a stage saves."""
     nodes = {node.name: node for node in stage.joint.graph.nodes}
-    return [nodes[s.name] for s in stage.saved if PLAN in nodes[s.name].meta]
+    return [nodes[s.name] for s in stage.saved if WIDTHS in nodes[s.name].meta]
 
 
 def _measured(probe: Variant, packed: Sequence[Sequence[fx.Node]], call: Call, clone: bool) -> list[float]:

@@ -17,7 +17,7 @@ from gqc.passes.fuse_products import fuse_products
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
 from gqc.passes.multiply_floats import multiply_floats
-from gqc.passes.pack_masks import pack_masks
+from gqc.passes.pack_integers import pack_integers
 from gqc.passes.pair_products import pair_products
 from gqc.passes.partition import partition
 from gqc.passes.pipeline import PIPELINE, Watch, run, select
@@ -50,7 +50,7 @@ __all__ = [
     "keep_full_precision",
     "measure_saved",
     "multiply_floats",
-    "pack_masks",
+    "pack_integers",
     "pair_products",
     "partition",
     "quantize_operands",

@@ -76,7 +76,7 @@ class _Compression:
         reading = Reading(self.joint, saved)
         reading.restored.update((node, partial(gather_again, node)) for node in gathered)
         stochastic = self.saves.rounding == "stochastic"
-        seed = self.joint.seed() if stochastic or self.saves.project is not None else None
+        seed = self.joint.seed() if chosen and (stochastic or self.saves.project is not None) else None
         for number, node in enumerate(chosen):
             decided = self.joint.saved_widths.get(node.name)
             rows = self._rows(node) if decided is None else self._rows_of(node, decided[0])

@@ -20,7 +20,7 @@ from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
 from gqc.passes.multiply_floats import multiply_floats
-from gqc.passes.pack_masks import pack_masks
+from gqc.passes.pack_integers import pack_integers
 from gqc.passes.pair_products import pair_products
 from gqc.passes.quantize_operands import quantize_operands
 from gqc.passes.recompute_products import recompute_products
@@ -74,7 +74,7 @@ PIPELINE = (
     Step("fuse_pointwise", fuse_pointwise),
     Step("fuse_products", fuse_products),
     Step("pair_products", pair_products),
-    Step("pack_masks", pack_masks),
+    Step("pack_integers", pack_integers),
     Step("schedule", schedule),
 )
 """The passes of gqc in running order."""

@@ -22,6 +22,7 @@ from gqc.passes.nodes import (
     inputs_of_values,
     is_float,
     is_size,
+    replay,
     size,
 )
 from gqc.passes.primitive import ops
@@ -160,10 +161,7 @@ def let_read_linearly(node: fx.Node, late: Container[fx.Node]) -> None:
             factor = call(node.target, (ones, *rest), node, f"{node.name}_derivative", **node.kwargs)  # type: ignore
         _multiply(node, gradient, _in_forward(factor, ones))
     elif node.target is aten.div.Tensor and _is_early(node.args[1], late):
-        divisor: fx.Node = node.args[1]  # type: ignore[assignment]
-        with node.graph.inserting_before(divisor.next):
-            inverse = call(aten.reciprocal.default, (divisor,), node, f"{divisor.name}_inverse")
-        _multiply(node, node.args[0], _in_forward(inverse))
+        _multiply(node, node.args[0], _inverse(node.args[1], node))  # type: ignore[arg-type]
     elif node.target in _SHAPES and _is_early(node.args[1], late):
         shown: fx.Node = node.args[1]  # type: ignore[assignment]
         with node.graph.inserting_before(node):
@@ -181,6 +179,19 @@ def _in_forward(*nodes: fx.Node) -> fx.Node:
     for node in nodes:
         node.meta.update({"partitioner_tag": "is_forward", FOR_BACKWARD: True})
     return nodes[0]
+
+
+def _inverse(divisor: fx.Node, reader: fx.Node) -> fx.Node:
+    """The inverse of a divisor, made before the divisor is repeated or reshaped, so that little is saved of it."""
+    if divisor.target is aten.expand.default or divisor.target in RESHAPES:
+        inverse = _inverse(divisor.args[0], reader)  # type: ignore[arg-type]
+        with divisor.graph.inserting_before(divisor.next):
+            if divisor.target in RESHAPES:
+                return _in_forward(replay(divisor, inverse, f"{divisor.name}_inverse"))
+            arguments = (inverse, *divisor.args[1:])
+            return _in_forward(call(divisor.target, arguments, reader, f"{divisor.name}_inverse", **divisor.kwargs))
+    with divisor.graph.inserting_before(divisor.next):
+        return _in_forward(call(aten.reciprocal.default, (divisor,), reader, f"{divisor.name}_inverse"))
 
 
 def _multiply(node: fx.Node, gradient: Any, factor: fx.Node) -> None:

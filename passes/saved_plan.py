@@ -109,8 +109,6 @@ def _plan(node: fx.Node, kept: KeptAsIs | None, late: set[fx.Node]) -> Iterator[
         values = nbytes if value.dtype is torch.int8 else 2 * nbytes
         plan = SavedPlan.of(node, nbytes, INT8_OPERAND, "an operand of an int8 product is the saved activation", late)
         yield replace(plan, before=values * torch.float32.itemsize)
-    elif node.target is ops.pack_bits.default:
-        yield SavedPlan.of(maker.args[0], nbytes, MASK, "one bit an element", late)  # type: ignore[arg-type]
     elif value.dtype is torch.uint8:
         plan = SavedPlan.of(node, nbytes, MASK, "one bit an element, as the kernel that computes it writes it", late)
         yield replace(plan, before=8 * nbytes)

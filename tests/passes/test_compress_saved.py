@@ -18,6 +18,7 @@ from gqc.save_bits import SaveBits
 from tests.passes.models import CLASSES, HIDDEN, MODELS, WIDTH, Case, OnRelation, case, graph_and_features
 
 NODES, EDGES = 60, 300
+INDICES = (torch.int64, torch.int32)
 
 
 def compiled(model: OnRelation, save_bits: Any = None, dtype: torch.dtype = torch.float32, **options: Any):
@@ -89,10 +90,9 @@ def test_the_forward_is_exact_and_gradients_keep_their_expectation(name):
     steps = Steps(MODELS[name](), 2)
     steps.assert_forward_is_exact()
     assert_unbiased(steps, 60)
-    floats = [
-        sum(t.nbytes() for t in h.saved if t.dtype is not torch.int64) for _, h in (steps.exact, steps.compressed)
-    ]
+    floats = [sum(t.nbytes() for t in h.saved if t.dtype not in INDICES) for _, h in (steps.exact, steps.compressed)]
     assert floats[1] < floats[0] / 3
+    assert torch.int64 not in {t.dtype for t in steps.compressed[1].saved if not t.held}
 
 
 @pytest.mark.parametrize("name", ["gat", "mlp"])
@@ -132,6 +132,7 @@ class Activations(OnRelation):
         h = torch.tanh(self.layers[0](x))
         h = F.gelu(self.layers[1](h)) + F.elu(h)
         h = torch.sigmoid(self.layers[2](h)) / (1 + h.square())
+        h = F.normalize(h)
         return F.leaky_relu(self.layers[3](h), 0.1)
 
 
@@ -139,6 +140,8 @@ def test_derivatives_are_computed_from_exact_activations():
     steps = Steps(Activations(), 2)
     steps.assert_forward_is_exact()
     assert_unbiased(steps, 60)
+    inverses = {t.name: t.shape for t in steps.compressed[1].saved if "inverse" in t.name}
+    assert "expand_inverse_packed" not in inverses  # that of the norms, not of the norms repeated along the rows
 
 
 class Shapes(OnRelation):
@@ -185,7 +188,9 @@ def test_masks_take_one_bit_and_dropout_draws_eagers_numbers():
     steps = Steps(Masks(), 2)
     steps.assert_forward_is_exact()
     assert_unbiased(steps, 60)
-    assert not [t.name for t in steps.compressed[1].saved if t.dtype is torch.bool]
+    saved = {t.name: t.dtype for t in steps.compressed[1].saved}
+    assert torch.bool not in saved.values()
+    assert saved["getitem_3_narrow"] is torch.uint8  # places in a plane of 24
 
 
 def test_sums_over_neighbours_save_nothing():
@@ -233,7 +238,7 @@ def test_without_training_nothing_is_compressed():
     with torch.no_grad():
         made = case(MODELS["gcn"]())
         reports = run(made.joint, Policy(bits=32, save_bits=2))
-    assert not [d for r in reports if r.name in ("compress_saved", "pack_masks") for d in r.decisions]
+    assert not [d for r in reports if r.name in ("compress_saved", "pack_integers") for d in r.decisions]
 
 
 def test_small_tensors_stay_as_they_are():

@@ -92,7 +92,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "fuse_pointwise": (gcn, {}),
     "fuse_products": (gcn, {}),
     "pair_products": (sage, {}),
-    "pack_masks": (Dropped, {"bits": 32, "save_bits": SaveBits(2, min_size=0)}),
+    "pack_integers": (Dropped, {"bits": 32, "save_bits": SaveBits(2, min_size=0)}),
     "schedule": (MODELS["rgcn"], {}),
 }
 """Model and policy that show a pass; what the pass does to it is in the page."""
