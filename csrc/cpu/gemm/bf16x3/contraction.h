@@ -106,7 +106,7 @@ class SplitPart {
             } else {
                 in_floats_.add(left, right, row, row + chunk.count, total);
             }
-            if (held < kInFloats && next.count > 0) continue;
+            if (held < kInTiles && next.count > 0) continue;
             for (int64_t i = 0; i < left.width; ++i)
                 for (int64_t j = 0; j < right.width; ++j) total[i * right.width + j] += sums_[i * n_packed_ + j];
             sums_.clear();
@@ -115,6 +115,8 @@ class SplitPart {
     }
 
   private:
+    static constexpr int64_t kInTiles = 2048;  // products whose sum is float32: what it rounds is small beside 2^-15
+
     // Rows of both operands, of which the first `done` pairs are split.
     struct Chunk {
         Chunk(int64_t m, int64_t n, int64_t most_rows) : left(m, most_rows), right(n, most_rows) {}
