@@ -121,7 +121,10 @@ def train(*calls: tuple[Any, ...], steps: int = 5) -> Callable[[nn.Module], list
     return run
 
 
-@pytest.mark.parametrize(("name", "options"), [("gcn", {}), ("gat", {"seed": 3}), ("sage", {"bits": 32})])
+COMPRESSED = {"bits": 32, "save_bits": gqc.SaveBits(2, min_size=0)}
+
+
+@pytest.mark.parametrize(("name", "options"), [("gcn", {}), ("gat", {"seed": 3}), ("sage", COMPRESSED)])
 def test_training_is_the_same(graphs: Graphs, name: str, options: dict[str, Any]) -> None:
     model = compiled(MODELS[name](), **options)
     graphs.same(model, train((a_graph(), rows())))

@@ -13,6 +13,7 @@ import gqc
 from gqc.joint import SEED
 from gqc.passes import partition, run
 from gqc.passes.partition import Halves
+from gqc.passes.saved_plan import plan_of
 from gqc.policy import Policy
 from gqc.save_bits import SaveBits
 from tests.passes.models import CLASSES, HIDDEN, MODELS, WIDTH, Case, OnRelation, case, graph_and_features
@@ -119,6 +120,11 @@ def test_groups_share_a_range():
     _, halves = compiled(MODELS["sage"](), SaveBits(8, group=8, stats="fp32", min_size=0))
     ranges = {t.name: (t.dtype, t.shape[1:]) for t in halves.saved}
     assert ranges["relu_range"] == (torch.float32, (HIDDEN // 8,))
+
+
+def test_plan_of_an_attention(golden):
+    made, halves = compiled(MODELS["gat"](), 2)
+    golden("saved_gat", "".join(f"{plan}\n" for plan in plan_of(made.joint, halves.saved, SaveBits(2, min_size=0))))
 
 
 class Activations(OnRelation):
