@@ -22,6 +22,7 @@ from benchmarks.sparse_net import SparseNet
 from examples.datasets import NodeData
 
 EAGER, INT8, PYG_INT8 = "DGL fp32", "gqc int8", "PyG + gqc int8"
+REMEMBERING = "gqc int8, inputs remembered"
 
 
 class Phases(NamedTuple):
@@ -67,6 +68,7 @@ def contestants(setting: Setting) -> dict[str, Callable[[], Step]]:
     found: dict[str, Callable[[], Step]] = {
         EAGER: lambda: dgl_step(lambda m: m),
         INT8: lambda: dgl_step(gqc.compile),
+        REMEMBERING: lambda: dgl_step(lambda m: gqc.compile(m, remember_inputs=True)),
         "gqc bits=32": lambda: dgl_step(lambda m: gqc.compile(m, bits=32)),
         "gqc bf16": lambda: dgl_step(lambda m: gqc.compile(m.bfloat16(), bits=32), dtype=torch.bfloat16),
         "DGL bf16": lambda: dgl_step(lambda m: m.bfloat16(), dtype=torch.bfloat16),
