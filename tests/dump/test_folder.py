@@ -66,7 +66,7 @@ def test_reasons_are_those_of_explain(tmp_path):
     forward = [d for d in decided["decisions"] if d["half"] == "forward" and d["kind"] == "gemm"]
     assert all(d["line"].startswith("test_folder.py:") for d in forward)
     after = {d["node"]: d["node_after"] for d in decided["decisions"] if d["action"] == "quantized"}
-    assert after["addmm"] == "addmm_int8"
+    assert after["addmm"] == "addmm_int8_fused"
     kept = {d["node"]: d["node_after"] for d in decided["decisions"] if d["action"] == "kept"}
     assert kept
     assert all(name == final for name, final in kept.items())
@@ -110,9 +110,9 @@ def test_graphml_holds_the_graph(tmp_path):
     graph = networkx.read_graphml(tmp_path / "variant1_train/stage1/graph.graphml")
     nodes = variant.steps[0].joint.graph.nodes
     assert {n.name for n in nodes if n.op == "placeholder"} <= set(graph.nodes)
-    assert {"addmm_int8()", "addmm_out", "input_0_int8"} <= set(graph.nodes)
+    assert {"addmm_int8_fused()", "relu_out_1", "input_0_int8"} <= set(graph.nodes)
     assert networkx.is_directed_acyclic_graph(graph)
-    assert graph.nodes["addmm_int8()"]["line"].startswith("test_folder.py:")
+    assert graph.nodes["addmm_int8_fused()"]["line"].startswith("test_folder.py:")
     saved = {name: data["saved"] for name, data in graph.nodes(data=True) if data.get("saved")}
     assert saved == {s.name: s.nbytes() for s in variant.steps[0].saved if s.nbytes()}
 
