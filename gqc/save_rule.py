@@ -81,7 +81,7 @@ def solve(candidates: Sequence[Candidate], budget: int) -> list[int]:
     at = [0] * len(candidates)
     left = budget - sum(c.widths[w[0]] for c, w in zip(candidates, widths, strict=True))
     if left < 0:
-        raise PolicyError(f"{bytes_text(budget)} are left for tensors that take {bytes_text(budget - left)} at least")
+        raise PolicyError(f"the fewest bits take {bytes_text(budget - left)}")
     while True:
         best, most = -1, -1.0
         for i, (candidate, options) in enumerate(zip(candidates, widths, strict=True)):
@@ -137,9 +137,10 @@ def choose(
     try:
         bits = solve(candidates, budget - fixed)
     except PolicyError as error:
+        least = fixed + sum(min(c.widths.values()) for c in candidates)
         raise PolicyError(
-            f"SaveBits.budget={saves.budget!r}: {bytes_text(budget)}, of which {bytes_text(fixed)} are saved as they "
-            f"are: {error}: give a larger budget"
+            f"SaveBits.budget={saves.budget!r} is {bytes_text(budget)}: {bytes_text(fixed)} are saved as they are, and "
+            f"{error}: give {least} or more bytes, or None"
         ) from None
     return SaveRule(tuple(_stage(n, candidates, bits, budget) for n in range(len(stages))))
 

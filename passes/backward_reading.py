@@ -7,7 +7,19 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import IDENTITIES, RESHAPES, call, is_size, is_tensor, mutates, needed_for, replay
+from gqc.passes.nodes import (
+    IDENTITIES,
+    RESHAPES,
+    VIEWS,
+    aten,
+    call,
+    example,
+    is_size,
+    is_tensor,
+    mutates,
+    needed_for,
+    replay,
+)
 from gqc.passes.saved_values import REPEATED, is_repeated, tangent_dependent
 
 _VIEWS = RESHAPES | IDENTITIES | REPEATED
@@ -44,6 +56,10 @@ class Reading:
             if node in self._backward and node not in self._forward and not is_size(node):
                 for operand in node.all_input_nodes:
                     node.replace_input_with(operand, self._read(operand, node))
+        if any(not _is_laid_out_row_by_row(node) for node in self.restored):
+            for node in self._backward - self._forward:
+                if node.target in VIEWS:  # of a tensor that is no view any more with other strides
+                    node.target = aten.reshape.default
 
     def again(self) -> list[fx.Node]:
         """The tensors without gradient that only the backward computes, views and packed values aside."""
@@ -71,3 +87,13 @@ class Reading:
                 again = call(node.target, arguments, node, f"{node.name}_again", **node.kwargs)  # type: ignore[arg-type]
         again.meta["partitioner_tag"] = "is_backward"
         return again
+
+
+def _is_laid_out_row_by_row(node: fx.Node) -> bool:
+    """Whether a tensor has the strides that it has when it is restored."""
+    value, expected = node.meta["val"], 1
+    for axis in reversed(range(value.dim())):
+        if example(value.stride(axis)) != expected:
+            return False
+        expected *= max(1, example(value.shape[axis]))
+    return True

@@ -42,7 +42,7 @@ class KeptAsIs:
             return "the caller holds it"
         if not isinstance(value, Tensor):
             return "a size"
-        if not value.is_floating_point():
+        if not (value.is_floating_point() or value.is_complex()):
             return "a mask" if value.dtype is torch.bool else "integers"
         if node in self._results:
             return "an output of the model, which the caller holds"

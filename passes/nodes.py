@@ -48,7 +48,8 @@ _SCALINGS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.d
 _DROPOUTS = ("native_dropout", "dropout")
 
 _MOVES = (aten.t.default, aten.transpose.int, aten.permute.default)
-_VIEWS = (aten.view.default, aten._unsafe_view.default)
+VIEWS = (aten.view.default, aten._unsafe_view.default)
+"""Reshapes that are possible with some strides of their operand only."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def call(target: Callable[..., Any], args: tuple[Any, ...], like: fx.Node, name:
 def replay(step: fx.Node, contiguous: fx.Node, name: str) -> fx.Node:
     """Reshape another tensor as ``step``, one of :data:`RESHAPES`, reshapes its operand."""
     # What is a view of the operand may need a copy of a contiguous tensor.
-    target = aten.reshape.default if step.target in _VIEWS else step.target
+    target = aten.reshape.default if step.target in VIEWS else step.target
     return call(target, (contiguous, *step.args[1:]), step, name)  # type: ignore[arg-type]
 
 

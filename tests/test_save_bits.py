@@ -189,3 +189,30 @@ def test_twice_the_backward_of_one_forward() -> None:
     first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     second = torch.autograd.grad(loss, list(model.parameters()))
     torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_attention_whose_result_is_not_laid_out_row_by_row(bits: int) -> None:
+    """torch's attention gives strides of its own, and what is read again has those of a row by row tensor."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    exact, compressed = pair(nn.Sequential(layer, nn.Linear(64, 8)), bits=bits, save_bits=8)
+    x = torch.randn(12, 50, 64)
+    _, gradients = step(exact, x)
+    _, noisy = step(compressed, x)
+    for name, gradient in gradients.items():
+        assert torch.cosine_similarity(gradient.flatten(), noisy[name].flatten(), 0) > 0.8, name
+
+
+def test_complex_tensors_stay_as_they_are() -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(17, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.irfft(torch.fft.rfft(x.tanh()) * self.weight, n=32)
+
+    model = gqc.compile(Filter(), bits=32, save_bits=2)
+    model(torch.randn(300, 32)).sum().backward()
+    assert "complex64 is not compressed" in {plan.reason for plan in stage_of(model).plan}
