@@ -163,6 +163,7 @@ def size(node: fx.Node, axis: int) -> fx.Node | int:
     value = node.meta["val"].shape[axis]
     if isinstance(value, int):
         return value
+    axis %= node.meta["val"].dim()  # part of a name
     return call(aten.sym_size.int, (node, axis), node, f"{node.name}_size_{axis}")
 
 

@@ -164,13 +164,13 @@ def test_tensors_that_no_state_dict_holds(load: Load) -> None:
         gqc.rewrite(Scaled(LARGEST_LITERAL + 1), (x.new_zeros(20, LARGEST_LITERAL + 1),))
 
 
-@pytest.mark.parametrize("bits", [8, 32])
-def test_saved_activations_are_compressed_as_in_the_compiled_model(bits: int, load: Load) -> None:
-    case = CASES["sage"]
+@pytest.mark.parametrize(("name", "bits"), [("sage", 8), ("sage", 32), ("gat", 32)])
+def test_saved_activations_are_compressed_as_in_the_compiled_model(name: str, bits: int, load: Load) -> None:
+    case = CASES[name]
     model, calls = case.make(), [case.call(1)]
     options = {"bits": bits, "min_size": 0, "save_bits": gqc.SaveBits(2, min_size=0)}
     source = gqc.rewrite(model, calls[0], **options)
     assert "ops.compress_rows(" in source
-    rewritten = load(source).SAGE()
+    rewritten = getattr(load(source), type(model).__name__)()
     rewritten.load_state_dict(model.state_dict())
     assert_equal(train(rewritten, calls, 2), train(gqc.compile(copy.deepcopy(model), **options), calls, 2))
