@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from torch import fx
 
@@ -33,14 +33,16 @@ class Reading:
     Args:
         joint: forward and backward.
         saved: what crosses from the forward to the backward.
+        repeats: what both halves compute, views aside.
 
     Attributes:
         restored: for such a value, what adds it to the graph before its first reader, which it is given.
     """
 
-    def __init__(self, joint: JointGraph, saved: Iterable[fx.Node]) -> None:
+    def __init__(self, joint: JointGraph, saved: Iterable[fx.Node], repeats: Container[fx.Node] = ()) -> None:
         self.restored: dict[fx.Node, Restore] = {}
         self._read_as: dict[fx.Node, fx.Node] = {}
+        self._repeats = repeats
         saved, late = set(saved), tangent_dependent(joint)
         updates = [n for n in joint.graph.nodes if mutates(n)]
         self._graph, self._late = joint.graph, late
@@ -62,9 +64,14 @@ class Reading:
                     node.target = aten.reshape.default
 
     def again(self) -> list[fx.Node]:
-        """The tensors without gradient that only the backward computes, views and packed values aside."""
-        early = [n for n in self._graph.nodes if n in self._backward and n not in self._forward and n not in self._late]
+        """The tensors without gradient that the backward computes, views and packed values aside, after rewiring."""
+        early = [n for n in self._graph.nodes if n not in self._late and self._is_again(n)]
         return [n for n in early if n.op == "call_function" and is_tensor(n) and n.target not in _VIEWS]
+
+    def _is_again(self, node: fx.Node) -> bool:
+        if node in self._repeats and node in self._forward:
+            return self._read_as.get(node, node) is not node and node not in self.restored
+        return node in self._backward and node not in self._forward
 
     def _read(self, node: fx.Node, reader: fx.Node) -> fx.Node:
         if node not in self._read_as:
@@ -74,10 +81,11 @@ class Reading:
     def _find(self, node: fx.Node, reader: fx.Node) -> fx.Node:
         if node in self.restored:
             return self.restored[node](reader)
-        if not is_repeated(node) or is_size(node) or node not in self._forward or node not in self._backward:
+        repeated = is_repeated(node) or node in self._repeats
+        if not repeated or is_size(node) or node not in self._forward or node not in self._backward:
             return node
         read = {n: self._read(n, reader) for n in node.all_input_nodes}
-        if all(n is found for n, found in read.items()):
+        if all(n is found for n, found in read.items()) and node not in self._repeats:
             return node
         with node.graph.inserting_before(reader):
             if node.target in RESHAPES:

@@ -11,20 +11,22 @@ from gqc.joint import JointGraph
 from gqc.passes.backward_reading import Reading
 from gqc.passes.compressed_rows import Rows
 from gqc.passes.held_rows import gather_again, gathers_held_rows
-from gqc.passes.kept_as_is import KeptAsIs
+from gqc.passes.kept_as_is import EXACT_STATISTIC, KeptAsIs
 from gqc.passes.nodes import (
     FOR_BACKWARD,
     FORWARD,
     RESHAPES,
     drop_unused,
     example_numel,
+    is_tensor,
     mutates,
     needed_for,
     source,
 )
 from gqc.passes.report import COMPRESSED, Decision, Report
 from gqc.passes.rounded_reads import fewest_bits, fixed_in_forward, let_read_linearly
-from gqc.passes.saved_plan import PLAN, WIDTHS, SavedPlan, compressed_to, recomputed
+from gqc.passes.row_statistics import row_statistics, sums_and_scalings
+from gqc.passes.saved_plan import AS_IS, PLAN, WIDTHS, SavedPlan, compressed_to, recomputed
 from gqc.passes.saved_values import choose_saved, tangent_dependent
 from gqc.passes.saving_modules import asked_bits
 from gqc.policy import Policy
@@ -64,8 +66,9 @@ class _Compression:
     def __init__(self, joint: JointGraph, saves: SaveBits, report: Report) -> None:
         self.joint, self.saves, self.report = joint, saves, report
         self.late = tangent_dependent(joint)
-        self.kept = KeptAsIs(joint, saves)
+        self.kept, self.repeats = KeptAsIs(joint, saves), set[fx.Node]()
         self._found: dict[fx.Node, Rows] = {}
+        self._again: set[fx.Node] = set()
 
     def run(self) -> None:
         saved = self._choose()
@@ -73,7 +76,7 @@ class _Compression:
         chosen = [node for node in saved if self.kept.reason(node) is None and node not in gathered]
         if not (chosen or gathered):
             return
-        reading = Reading(self.joint, saved)
+        reading = Reading(self.joint, saved, self.repeats)
         reading.restored.update((node, partial(gather_again, node)) for node in gathered)
         stochastic = self.saves.rounding == "stochastic"
         seed = self.joint.seed() if chosen and (stochastic or self.saves.project is not None) else None
@@ -88,18 +91,40 @@ class _Compression:
             compressed.results[0].meta.update({PLAN: plan, WIDTHS: self._widths(node)})
             told = f"{plan.how}: {plan.reason}"
             self.report.decisions.append(Decision(node.name, plan.module, "activation", FORWARD, COMPRESSED, told))
+        for node in saved:
+            if self.kept.reason(node) == EXACT_STATISTIC:
+                node.meta[PLAN] = SavedPlan.of(node, self._nbytes(node), AS_IS, EXACT_STATISTIC, self.late)
         reading.rewire()
         self.report.plans = [recomputed(node, self.late) for node in (*gathered, *reading.again())]
 
     def _choose(self) -> list[fx.Node]:
+        """What is saved: the least of what statistics of rows that stay exact, and what is repeated then, leave."""
+        statistics = row_statistics(self.joint) - self.late
+        repeats = sums_and_scalings(self.joint, statistics) - self.late
+        least, best = None, None
+        for choice in [(set(), set()), (statistics, set()), (statistics, repeats)]:
+            nbytes = sum(map(self._nbytes, self._cheapest(*choice)))
+            if least is None or nbytes <= least:
+                least, best = nbytes, choice
+        return self._cheapest(*best)
+
+    def _cheapest(self, exact: set[fx.Node], repeats: set[fx.Node]) -> list[fx.Node]:
         early = [n for n in self.joint.graph.nodes if n not in self.late and n.op != "output"]
         updates = [n for n in self.joint.graph.nodes if mutates(n) and n not in self.late]
         needed = needed_for([*self.joint.forward_outputs, *updates])
-        fixed = fixed_in_forward(early, needed, lambda n: self.kept.reason(n) is None)
-        for node in early:
-            if node not in needed and node.op == "call_function":
-                node.meta[FOR_BACKWARD] = True
-        return choose_saved(self.joint, self._cost, fixed)
+        self.kept, self.repeats, self._found = KeptAsIs(self.joint, self.saves, exact), repeats, {}
+        fixed = fixed_in_forward(early, needed, repeats, lambda n: self.kept.reason(n) is None)
+        extra = [n for n in early if n not in needed and n.op == "call_function"]
+        for node in extra:
+            node.meta[FOR_BACKWARD] = True
+        self._again = repeats.union(extra) - fixed
+        return choose_saved(self.joint, self._cost, fixed, repeats)
+
+    def _nbytes(self, node: fx.Node) -> int:
+        if node.op == "placeholder" or not is_tensor(node):
+            return 0
+        value, cost = node.meta["val"], self._cost(node)
+        return example_numel(value) * value.dtype.itemsize if cost is None else cost
 
     def _cost(self, node: fx.Node) -> int | None:
         if node.target in RESHAPES:
@@ -115,23 +140,23 @@ class _Compression:
 
     def _rows(self, node: fx.Node) -> Rows:
         if node not in self._found:
-            bits = max(asked_bits(node, self.saves, self.late)[1], fewest_bits(node, self.late)[0])
+            bits = max(asked_bits(node, self.saves, self.late)[1], fewest_bits(node, self.late, self._again)[0])
             self._found[node] = self._rows_of(node, bits)
         return self._found[node]
 
     def _rows_of(self, node: fx.Node, bits: int) -> Rows:
-        fewest, _ = fewest_bits(node, self.late)
+        fewest, _ = fewest_bits(node, self.late, self._again)
         return Rows.of(bits, self.saves, node.meta["val"], project=fewest == 1)
 
     def _widths(self, node: fx.Node) -> dict[int, int]:
         """Bytes of a tensor by bits."""
-        fewest, value = fewest_bits(node, self.late)[0], node.meta["val"]
+        fewest, value = fewest_bits(node, self.late, self._again)[0], node.meta["val"]
         return {bits: self._rows_of(node, bits).nbytes(value) for bits in SAVED_WIDTHS if bits >= fewest}
 
     def _why(self, node: fx.Node, rows: Rows) -> str:
         entry, width = asked_bits(node, self.saves, self.late)
         asked = f"save_bits={width}" if entry is None else f"save_bits[{entry!r}]={width}"
-        return asked if width == rows.bits else f"{asked}, but {fewest_bits(node, self.late)[1]}"
+        return asked if width == rows.bits else f"{asked}, but {fewest_bits(node, self.late, self._again)[1]}"
 
 
 def _projected(rows: Rows) -> str:

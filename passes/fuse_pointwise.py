@@ -29,6 +29,7 @@ from gqc.passes.pointwise_steps import (
 )
 from gqc.passes.primitive import ops
 from gqc.passes.report import FUSED, Decision, Report
+from gqc.passes.saved_plan import PLAN
 from gqc.passes.schedule import sort
 from gqc.policy import Policy
 
@@ -240,6 +241,8 @@ class _Result:
         value.replace_all_uses_with(viewed)
         if "desc" in value.meta:
             viewed.meta["desc"] = value.meta["desc"]
+        if PLAN in value.meta:
+            picked.meta[PLAN] = value.meta[PLAN]
 
 
 @dataclass

@@ -25,6 +25,7 @@ from gqc.passes.pointwise_steps import FLAT_VIEWS, Size, is_same_size
 from gqc.passes.primitive import ops
 from gqc.passes.product_fusion import MOST_CONTRACTED, MOST_CONTRACTED_FLOATS, ProductFusion
 from gqc.passes.report import FUSED, UNFUSED, Report
+from gqc.passes.saved_plan import PLAN
 from gqc.passes.schedule import sort
 from gqc.policy import Policy
 from gqc.runtime.pointwise.program import Output, parse
@@ -237,8 +238,7 @@ class _Fusion(ProductFusion):
             with self.joint.graph.inserting_after(new):
                 new = call(aten.reshape.default, (new, _sizes(old)), new, f"{old.name}_view")
         old.replace_all_uses_with(new)
-        if "desc" in old.meta:
-            new.meta["desc"] = old.meta["desc"]
+        new.meta.update({key: old.meta[key] for key in ("desc", PLAN) if key in old.meta})
 
     def _quantize(
         self,

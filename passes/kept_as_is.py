@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch import Tensor, fx
 
@@ -15,13 +17,22 @@ from gqc.save_bits import SaveBits
 AS_THEY_ARE = 32
 """Width that leaves the tensors of a module as they are."""
 
+EXACT_STATISTIC = "a value for each row; from it and the row the backward computes what would be saved too"
+
 _CARRY = RESHAPES | IDENTITIES | {aten._to_copy.default, aten.expand.default}
 
 
 class KeptAsIs:
-    """Why tensors of a joint graph stay as they are under an option."""
+    """Why tensors of a joint graph stay as they are under an option.
 
-    def __init__(self, joint: JointGraph, saves: SaveBits) -> None:
+    Args:
+        joint: forward and backward.
+        saves: the option.
+        exact: statistics of rows that stay as they are.
+    """
+
+    def __init__(self, joint: JointGraph, saves: SaveBits, exact: Container[fx.Node] = ()) -> None:
+        self._exact = exact
         self._saves, self._late = saves, tangent_dependent(joint)
         self._results = {node for node in joint.forward_outputs if node is not None}
         self._gradients = {node for node in joint.gradients if node is not None}
@@ -52,6 +63,8 @@ class KeptAsIs:
             return f"{str(value.dtype).removeprefix('torch.')} is not compressed"
         if value.dim() == 0:
             return "a scalar"
+        if node in self._exact:
+            return EXACT_STATISTIC
         return self._made_of(node) or self._gains_nothing(node, value)
 
     def _made_of(self, node: fx.Node) -> str | None:

@@ -44,7 +44,7 @@ FOR_BACKWARD = "for_backward"
 """Key of ``node.meta`` of what the forward computes for the backward alone. It shares no kernel that would change what
 the forward computes for its results."""
 
-_SCALINGS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
+_SCALINGS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar})
 _DROPOUTS = ("native_dropout", "dropout")
 
 _MOVES = (aten.t.default, aten.transpose.int, aten.permute.default)
@@ -124,7 +124,7 @@ def is_updated(node: fx.Node) -> bool:
 
 
 def is_neutral(node: fx.Node) -> bool:
-    """Whether the node computes what its operand already is: times 1, divided by 1, cast to the type that it has."""
+    """Whether the node computes what its operand already is: times 1, by 1, its power of 1, cast to its type."""
     if node.target in _SCALINGS:
         factor = node.args[1]
         neutral = isinstance(factor, (int, float)) and not isinstance(factor, bool) and factor == 1

@@ -42,7 +42,14 @@ _LINEAR = (
 )
 """Ops that are linear in all their operands together."""
 
-_LINEAR_IN_ONE = {aten.mul.Tensor: (0, 1), aten.div.Tensor: (0,), aten.where.self: (1, 2)}
+_LINEAR_IN_ONE = {
+    aten.mul.Tensor: (0, 1),
+    aten.div.Tensor: (0,),
+    aten.where.self: (1, 2),
+    aten.where.ScalarSelf: (2,),
+    aten.where.ScalarOther: (1,),
+    aten.masked_fill.Scalar: (0,),
+}
 """Ops that are linear in one of these operands, if the others are exact; ``where`` in both."""
 
 _DERIVATIVES = frozenset(
@@ -85,13 +92,17 @@ FEWEST_BITS_OF_SQUARES = 4
 
 
 def fixed_in_forward(
-    early: Iterable[fx.Node], needed: Container[fx.Node], is_compressed: Callable[[fx.Node], bool]
+    early: Iterable[fx.Node],
+    needed: Container[fx.Node],
+    repeats: Container[fx.Node],
+    is_compressed: Callable[[fx.Node], bool],
 ) -> set[fx.Node]:
     """The nodes that only the forward may compute, because they are not linear in a tensor that is compressed.
 
     Args:
         early: the nodes that do not depend on a gradient, in graph order.
         needed: those that the forward computes anyway.
+        repeats: those that the backward may compute too, views aside.
         is_compressed: whether a float tensor is compressed if it is saved.
     """
     rounded: set[fx.Node] = set()
@@ -101,13 +112,14 @@ def fixed_in_forward(
             continue
         computed = node in needed or (node.target is operator.getitem and node.args[0] in needed)
         read = [n for n in inputs_of_values(node) if n in rounded]
-        if not computed or is_repeated(node):
-            if not read:
-                continue
-            if _is_linear(node, read):
+        if not computed or is_repeated(node) or node in repeats:
+            if read and _is_linear(node, read):
                 rounded.add(node)
                 continue
-            fixed.add(node)
+            if read:
+                fixed.add(node)
+            elif node not in repeats:
+                continue
         if is_compressed(node):
             rounded.add(node)
     return fixed
@@ -121,9 +133,15 @@ def _is_linear(node: fx.Node, read: list[fx.Node]) -> bool:
     return set(at) <= set(places) and (len(at) == 1 or node.target is aten.where.self)
 
 
-def fewest_bits(node: fx.Node, late: Container[fx.Node]) -> tuple[int, str]:
-    """How many bits a saved tensor has at least for what the backward computes from it, and what that is."""
-    found = list(reads(node, late))
+def fewest_bits(node: fx.Node, late: Container[fx.Node], again: Container[fx.Node] = ()) -> tuple[int, str]:
+    """How many bits a saved tensor has at least for what the backward computes from it, and what that is.
+
+    Args:
+        node: the tensor.
+        late: the nodes that depend on a gradient.
+        again: others that only the backward computes.
+    """
+    found = list(reads(node, late, again))
     if any(reader.args[i] is read for reader, read in found for i in _FACTORS.get(reader.target, ())):  # type: ignore
         return FEWEST_BITS_OF_FACTORS, "its error becomes a factor"
     if any(reader.target in _SQUARES and reader.args[1] is read for reader, read in found) or _is_squared(

@@ -82,7 +82,12 @@ Cost = Callable[[fx.Node], "int | None"]
 """Bytes that saving a tensor costs; ``None``: as many as it has."""
 
 
-def choose_saved(joint: JointGraph, cost: Cost | None = None, early: Container[fx.Node] = ()) -> list[fx.Node]:
+def choose_saved(
+    joint: JointGraph,
+    cost: Cost | None = None,
+    early: Container[fx.Node] = (),
+    repeats: Container[fx.Node] = (),
+) -> list[fx.Node]:
     """The values that the forward saves, in graph order: the set of fewest bytes from which the backward can run.
 
     What the forward outputs and in-place updates need is computed in the forward; what depends on a gradient is
@@ -94,6 +99,7 @@ def choose_saved(joint: JointGraph, cost: Cost | None = None, early: Container[f
         joint: forward and backward.
         cost: what saving a tensor that the forward computes costs, where it is not what the tensor takes.
         early: nodes that only the forward may compute, beside those of :data:`COMPRESSED`.
+        repeats: nodes that both halves may compute, beside those of :data:`REPEATED`.
 
     It is a minimum cut (as in torch's min-cut partitioner): a value is an edge with its bytes as capacity, from
     *computed in the forward* to *known to the backward*.
@@ -109,7 +115,7 @@ def choose_saved(joint: JointGraph, cost: Cost | None = None, early: Container[f
     for node in before:
         computed, known = (node, "computed"), (node, "known")
         flow.add_edge(computed, known, **_capacity(node, cost))
-        repeated = is_repeated(node)
+        repeated = is_repeated(node) or node in repeats
         fixed = node in early or node.target in COMPRESSED or EARLY in node.meta or is_random(node)
         if node.op == "placeholder" or (node in needed and not repeated) or fixed:
             flow.add_edge("source", computed)

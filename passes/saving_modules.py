@@ -11,18 +11,19 @@ from gqc.passes.saved_values import is_repeated
 from gqc.save_bits import SaveBits
 
 
-def reads(node: fx.Node, late: Container[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The readers of a tensor that depend on a gradient, with what they read: the tensor or a view.
+def reads(node: fx.Node, late: Container[fx.Node], again: Container[fx.Node] = ()) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The readers of a tensor that depend on a gradient, with what they read: the tensor or what is computed from it.
 
     Args:
         node: the tensor.
         late: :func:`gqc.passes.saved_values.tangent_dependent` of the graph.
+        again: nodes that the backward computes, views aside.
     """
     for user in node.users:
         if user in late:
             yield user, node
-        elif is_repeated(user) and not is_size(user):
-            yield from reads(user, late)
+        elif (user in again or is_repeated(user)) and not is_size(user):
+            yield from reads(user, late, again)
 
 
 def saving_modules(node: fx.Node, late: Container[fx.Node]) -> list[str]:

@@ -20,10 +20,10 @@ def simplify(joint: JointGraph, policy: Policy) -> Report:
     """Merge equal calls and drop calls that change nothing.
 
     Requires: the graph as AOTAutograd made it: functional, with in-place updates at its end.
-    Does: drops detach, alias and clone (dropout that is off), slices of all rows and products with 1 where the layout
-        stays the same, and pairs of inverse reshapes; merges calls of the same op on the same arguments, such as the
-        degrees that each layer computes anew. Results of the graph stay tensors of their own. Random ops are never
-        merged, nor primitives, whose backward is found by the call that they come from.
+    Does: drops detach, alias and clone (dropout that is off), slices of all rows, products with 1 and powers of 1 where
+        the layout stays the same, and pairs of inverse reshapes; merges calls of the same op on the same arguments,
+        such as the degrees that each layer computes anew. Results of the graph stay tensors of their own. Random ops
+        are never merged, nor primitives, whose backward is found by the call that they come from.
     Ensures: the same values; every tensor that the backward reads has one name.
     """
     before = _count(joint)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import gqc
 from gqc.joint import SEED
 from gqc.passes import partition, run
+from gqc.passes.kept_as_is import EXACT_STATISTIC
 from gqc.passes.partition import Halves
 from gqc.passes.saved_plan import plan_of
 from gqc.policy import Policy
@@ -192,13 +193,42 @@ def test_sums_over_neighbours_save_nothing():
     assert saved_bytes(compiled(Sum(), 2)[1]) == 0
 
 
+class BiInteraction(OnRelation):
+    """A layer of KGAT, which normalizes rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.sum, self.product = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def run(self, g, x):
+        x = torch.tanh(self.first(x))
+        around = torch.ops.gqc.spmm(g, "copy_lhs", x, None)
+        h = F.leaky_relu(self.sum(x + around)) + F.leaky_relu(self.product(x * around))
+        return F.normalize(h) * h
+
+
+@pytest.mark.parametrize("bits", [2, 8])
+def test_norms_stay_exact_and_what_is_linear_beside_them_is_computed_again(bits):
+    steps = Steps(BiInteraction(), bits)
+    steps.assert_forward_is_exact()
+    _, exact = steps.run(steps.exact)
+    for gradient, (distance, chance) in zip(exact, steps.bias(20), strict=True):
+        assert distance <= 4 * chance + 0.2 * gradient.norm() + 1e-4
+    made, halves = steps.compressed
+    plans = [p for p in plan_of(made.joint, halves.saved, SaveBits(bits, min_size=0)) if p.how != "mask in 1 bit"]
+    assert not [p for p in plans if p.name == "add" or p.name.startswith("div")]
+    norms = [p for p in plans if p.shape[1] == 1]
+    assert norms
+    assert {p.reason for p in norms} == {EXACT_STATISTIC}
+
+
 class Scaled(OnRelation):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(WIDTH))
 
     def run(self, g, x):
-        return (x * 2) * self.weight
+        return x.sin() * self.weight
 
 
 def test_rows_that_are_constant_or_not_finite():
