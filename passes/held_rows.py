@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from gqc.passes.nodes import aten, call, is_updated, source
+from gqc.passes.primitive import ops
 
 _TABLE_AND_INDEX = {aten.embedding.default: (0, 1), aten.index_select.default: (0, 2)}
 
@@ -20,6 +21,7 @@ def gathers_held_rows(node: fx.Node) -> bool:
 def gather_again(node: fx.Node, reader: fx.Node) -> fx.Node:
     """The same rows once more, in the backward, before a reader."""
     with node.graph.inserting_before(reader):
-        again = call(node.target, node.args, node, f"{node.name}_again", **node.kwargs)  # type: ignore[arg-type]
+        table, index = (node.args[place] for place in _TABLE_AND_INDEX[node.target])  # type: ignore[index]
+        again = call(ops.gather_rows.default, (table, index), node, f"{node.name}_again")
     again.meta["partitioner_tag"] = "is_backward"
     return again

@@ -135,6 +135,12 @@ def _project_rows(x: Inputs) -> Iterator[Case]:
         yield Case(label, "unproject_rows", (projected, width, x.seed, 5), False, project_reference.unproject_rows)
 
 
+def _gather_rows(x: Inputs) -> Iterator[Case]:
+    for width in x.widths:
+        index = torch.arange(2 * x.sources).view(2, -1) % x.sources
+        yield Case(f"width {width}", "gather_rows", (x.floats(x.sources, width), index))
+
+
 def _pointwise(x: Inputs) -> Iterator[Case]:
     chain = "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = keep(0.4, 9); v4 = drop(v2, v3, 0.4); "
     for width in x.widths:
@@ -343,6 +349,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "gat": _gat,
     "attend": _attend,
     "project_rows": _project_rows,
+    "gather_rows": _gather_rows,
 }
 """The cases of each family of ops by name."""
 
