@@ -53,8 +53,9 @@ def test_decisions_of_every_primitive(capsys):
 def test_saved_bytes_are_those_of_the_tensors():
     explanation = explain(compiled(MLP(), torch.randn(50, 32), bits=32))
     (stage,) = explanation.variants[0].stages
-    relus = 2 * 50 * 64 * 4
-    assert stage.saved_bytes == stage.saved_bytes_full_precision == relus
+    relus, masks = 2 * 50 * 64 * 4, 2 * 50 * 64 // 8
+    assert stage.saved_bytes_full_precision == relus
+    assert stage.saved_bytes == relus + masks
 
 
 def test_recompilations_say_why():

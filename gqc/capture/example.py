@@ -70,13 +70,19 @@ class Example:
         """Give the value of a node whose computation must not be repeated."""
         self._values[node] = value
 
-    def ancestors(self, nodes: list[fx.Node], stop: Callable[[fx.Node], bool] = lambda node: False) -> set[fx.Node]:
+    def ancestors(
+        self,
+        nodes: list[fx.Node],
+        stop: Callable[[fx.Node], bool] = lambda node: False,
+        until: fx.Node | None = None,
+    ) -> set[fx.Node]:
         """All nodes that ``nodes`` depend on, in-place writers to their memory included, and ``nodes`` themselves.
 
-        What the nodes for which ``stop`` holds depend on is left out.
+        What the nodes for which ``stop`` holds depend on is left out. Writers are those before ``until``, by default
+        those before the last of ``nodes``.
         """
         order = {node: i for i, node in enumerate(nodes[0].graph.nodes)} if nodes else {}
-        limit = max((order[node] for node in nodes), default=0)
+        limit = max((order[node] for node in nodes), default=0) if until is None else order[until]
         found: set[fx.Node] = set()
         todo = list(nodes)
         while todo:

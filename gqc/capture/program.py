@@ -22,10 +22,13 @@ class Program:
         sizes: the sym_size nodes of placeholders, whose values follow; the tensors themselves are not read for them.
         graph: the same as a graph, with one placeholder an argument.
         forward: the function of tensors and sizes; returns a tuple, one item an output.
+
+    ``until`` is the node at which the outputs are read, by default the last of them: what is written to their memory
+    before belongs to them.
     """
 
-    def __init__(self, outputs: Sequence[fx.Node], example: Example) -> None:
-        nodes = example.ancestors(list(outputs), stop=is_argument_size)
+    def __init__(self, outputs: Sequence[fx.Node], example: Example, until: fx.Node | None = None) -> None:
+        nodes = example.ancestors(list(outputs), stop=is_argument_size, until=until)
         self.nodes = [node for node in outputs[0].graph.nodes if node in nodes]
         self.tensors = sorted(
             (node for node in self.nodes if node.op in ("placeholder", "get_attr")), key=lambda n: n.op == "get_attr"

@@ -31,8 +31,9 @@ def hoist_structure(graph: fx.Graph, example: Example) -> None:
     results = [n for n in structural if _is_computed_tensor(n) and any(user in outside for user in n.users)]
     if not results or _written_after_use(graph, results, outside, example):
         return
-    program = Program(results, example)
-    compute = _Remembered(program, results, example)
+    read = next(reversed(graph.nodes))  # nothing writes to a result once something outside has read it
+    program = Program(results, example, read)
+    compute = _Remembered(program, results, example, read)
     island = StructureIsland(program, compute, "structure", "depends on integer arguments only, computed once a graph")
     last_input = [node for node in graph.nodes if node.op == "placeholder"][-1]
     with graph.inserting_after(last_input):
@@ -57,16 +58,16 @@ class _Remembered:
     What comes from a graph stays while the node numbers of a batch change.
     """
 
-    def __init__(self, program: Program, results: list[fx.Node], example: Example) -> None:
+    def __init__(self, program: Program, results: list[fx.Node], example: Example, until: fx.Node) -> None:
         arguments = [*program.tensors, *program.sizes]
         together: dict[frozenset[fx.Node], list[int]] = {}
         for i, node in enumerate(results):
-            read_by = example.ancestors([node], stop=is_argument_size)
+            read_by = example.ancestors([node], is_argument_size, until)
             together.setdefault(frozenset(a for a in arguments if a in read_by), []).append(i)
         self._count = len(results)
         self._parts = []
         for places in together.values():
-            part = Program([results[i] for i in places], example)
+            part = Program([results[i] for i in places], example, until)
             read = [arguments.index(node) for node in (*part.tensors, *part.sizes)]
             self._parts.append((ByIdentity(part.forward), read, places))
 

@@ -162,6 +162,17 @@ def test_structure_of_a_graph_stays_while_a_batch_changes() -> None:
     assert torch.equal(others, batches[1].flip(0) + edges[0])
 
 
+def test_structure_that_is_written_to_after_it_was_made() -> None:
+    def fn(h: Tensor, nodes: Tensor, edges: Tensor) -> Tensor:
+        order = nodes.sort(stable=True).indices
+        back = torch.full_like(order, -1)
+        back[order] = torch.arange(len(order))
+        return h[order].cumsum(0)[back] * edges.sort().values[:1]
+
+    captured = check(Function(fn), (rows(5), torch.tensor([3, 1, 4, 0, 2]), torch.arange(6)))
+    assert any(n.name == "island_structure" for n in captured.graph.graph.nodes)
+
+
 # ---- values
 
 
