@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks.ceilings import Contestant, table
 from benchmarks.graphs import LAWS, draw_ends
 from benchmarks.random_rows import readers
-from benchmarks.timer import paired
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.relation import CSC_INDICES, from_edges
 
 gqc = torch.ops.gqc
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A call, the bytes that it must move, and the name of its ceiling."""
-
-    call: Callable[[], object]
-    nbytes: int
-    ceiling: str = ""
 
 
 def contestants(g: list[Tensor], nodes: int, width: int) -> dict[str, Contestant]:
@@ -47,32 +36,17 @@ def contestants(g: list[Tensor], nodes: int, width: int) -> dict[str, Contestant
 
     found = {"copy": Contestant(lambda: target.copy_(x), 8 * nodes * width)}
     tables = {"int8": q, "bfloat16": x.bfloat16(), "float32": x}
-    for name, table in tables.items():
-        read = len(indices) * (table[0].nbytes + indices.element_size())
-        for ahead, call in readers(table, indices).items():
+    for name, u in tables.items():
+        read = len(indices) * (u[0].nbytes + indices.element_size())
+        for ahead, call in readers(u, indices).items():
             found[f"rows of {name}, {ahead} ahead"] = Contestant(call, read)
-        for kind in (torch.float32, torch.bfloat16) if name == "int8" else (table.dtype,):
+        for kind in (torch.float32, torch.bfloat16) if name == "int8" else (u.dtype,):
             nbytes = read + nodes * width * kind.itemsize
-            sums = copy(table, kind) if name == "int8" else lambda u=table: gqc.spmm(g, "copy_lhs", u, None)
+            sums = copy(u, kind) if name == "int8" else lambda u=u: gqc.spmm(g, "copy_lhs", u, None)
             found[f"SPMM {name} -> {str(kind).removeprefix('torch.')}"] = Contestant(sums, nbytes, f"rows of {name}")
     weighted = read + nodes * width * 4 + len(indices) * 12  # weights, and where they are
     found["SPMM float32, weighted"] = Contestant(lambda: gqc.spmm(g, "mul", x, weights), weighted, "rows of float32")
     return found
-
-
-def table(title: str, group: dict[str, Contestant], rounds: int) -> Table:
-    """One row a contestant; of the ceilings that differ in how far they look ahead, the fastest counts."""
-    timings = paired({name: contestant.call for name, contestant in group.items()}, rounds)
-    rates = {name: contestant.nbytes / min(timings[name].seconds) / 1e9 for name, contestant in group.items()}
-    out = Table(title=title, title_justify="left")
-    for heading in ("", "ms\nfastest / median", "GB/s", "of its ceiling"):
-        out.add_column(heading, justify="right" if heading else "left")
-    for name, contestant in group.items():
-        fastest, median = 1e3 * min(timings[name].seconds), 1e3 * timings[name].median
-        best = max((r for n, r in rates.items() if contestant.ceiling and n.startswith(contestant.ceiling)), default=0)
-        share = f"{100 * rates[name] / best:.0f} %" if best else ""
-        out.add_row(name, f"{fastest:.2f} / {median:.2f}", f"{rates[name]:.1f}", share)
-    return out
 
 
 def main() -> None:

@@ -10,27 +10,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.timer import paired
+from benchmarks.ceilings import Contestant, table
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 
 gqc = torch.ops.gqc
 READING, WRITING = "sum", "fill"
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A call, the bytes that it must move, and the name of its ceiling."""
-
-    call: Callable[[], object]
-    nbytes: int
-    ceiling: str = ""
 
 
 def contestants(x: Tensor, group: int) -> dict[str, Contestant]:
@@ -60,20 +49,6 @@ def contestants(x: Tensor, group: int) -> dict[str, Contestant]:
     found[f"project to {kept}"] = Contestant(lambda: gqc.project_rows(x, kept, seed, 0), nbytes, READING)
     found[f"project from {kept}"] = Contestant(lambda: gqc.unproject_rows(projected, width, seed, 0), nbytes, WRITING)
     return found
-
-
-def table(title: str, group: dict[str, Contestant], rounds: int) -> Table:
-    """One row a contestant."""
-    timings = paired({name: contestant.call for name, contestant in group.items()}, rounds)
-    rates = {name: contestant.nbytes / min(timings[name].seconds) / 1e9 for name, contestant in group.items()}
-    out = Table(title=title, title_justify="left")
-    for heading in ("", "ms\nfastest / median", "GB/s", "of its ceiling"):
-        out.add_column(heading, justify="right" if heading else "left")
-    for name, contestant in group.items():
-        fastest, median = 1e3 * min(timings[name].seconds), 1e3 * timings[name].median
-        share = f"{100 * rates[name] / rates[contestant.ceiling]:.0f} %" if contestant.ceiling else ""
-        out.add_row(name, f"{fastest:.2f} / {median:.2f}", f"{rates[name]:.1f}", share)
-    return out
 
 
 def main() -> None:
