@@ -16,11 +16,9 @@ from gqc.passes.nodes import (
     example,
     is_size,
     is_tensor,
-    mutates,
-    needed_for,
     replay,
 )
-from gqc.passes.saved_values import REPEATED, is_repeated, tangent_dependent
+from gqc.passes.saved_values import REPEATED, halves_of, is_repeated, tangent_dependent
 
 _VIEWS = RESHAPES | IDENTITIES | REPEATED
 
@@ -43,11 +41,8 @@ class Reading:
         self.restored: dict[fx.Node, Restore] = {}
         self._read_as: dict[fx.Node, fx.Node] = {}
         self._repeats = repeats
-        saved, late = set(saved), tangent_dependent(joint)
-        updates = [n for n in joint.graph.nodes if mutates(n)]
-        self._graph, self._late = joint.graph, late
-        self._forward = needed_for([*joint.forward_outputs, *saved, *(n for n in updates if n not in late)])
-        self._backward = needed_for([*joint.gradients, *(n for n in updates if n in late)], saved)
+        self._graph, self._late = joint.graph, tangent_dependent(joint)
+        self._forward, self._backward = halves_of(joint, saved)
 
     def rewire(self) -> None:
         """Let the backward read what is restored, and repeat the views that both halves have of it."""

@@ -10,7 +10,7 @@ from math import prod
 from torch import fx
 
 from gqc.joint import JointGraph
-from gqc.passes.nodes import FOR_BACKWARD, aten, is_random, is_updated, mutates, needed_for
+from gqc.passes.nodes import FOR_BACKWARD, aten, is_random, is_updated
 from gqc.passes.pointwise_steps import (
     FLAT_VIEWS,
     SUM,
@@ -26,7 +26,7 @@ from gqc.passes.pointwise_steps import (
     unexpanded,
     values_of,
 )
-from gqc.passes.saved_values import choose_saved, tangent_dependent
+from gqc.passes.saved_values import choose_saved, halves_of
 
 MOST_MEMBERS = 32
 MOST_INPUTS = 12
@@ -67,10 +67,7 @@ def find_groups(joint: JointGraph) -> list[Group]:
 
 def sides(joint: JointGraph) -> dict[fx.Node, bool]:
     """For each node that runs on one side of the cut between forward and backward, whether that is the backward."""
-    saved, late = set(choose_saved(joint)), tangent_dependent(joint)
-    updates = [n for n in joint.graph.nodes if mutates(n)]
-    forward = needed_for([*joint.forward_outputs, *saved, *(n for n in updates if n not in late)])
-    backward = needed_for([*joint.gradients, *(n for n in updates if n in late)], saved)
+    forward, backward = halves_of(joint, choose_saved(joint))
     return {node: node in backward for node in forward ^ backward}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 import networkx  # type: ignore[import-untyped]
@@ -131,6 +131,15 @@ def choose_saved(
                     flow.add_edge((user, "computed"), computed)
     _, (forward, _) = networkx.minimum_cut(flow, "source", "sink")
     return [n for n in before if (n, "computed") in forward and (n, "known") not in forward]
+
+
+def halves_of(joint: JointGraph, saved: Iterable[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]]:
+    """The nodes that the forward computes and those that the backward does when ``saved`` crosses; some are in both."""
+    saved, late = set(saved), tangent_dependent(joint)
+    updates = [n for n in joint.graph.nodes if mutates(n)]
+    forward = needed_for([*joint.forward_outputs, *saved, *(n for n in updates if n not in late)])
+    backward = needed_for([*joint.gradients, *(n for n in updates if n in late)], saved)
+    return forward, backward
 
 
 def tangent_dependent(joint: JointGraph) -> set[fx.Node]:
