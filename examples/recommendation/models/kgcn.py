@@ -104,13 +104,19 @@ class KGCN(Recommender):
         return hops[0].view(batch, width)
 
     def forward(self, graph: Neighbours, users: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        return self.ranking(graph, users, positives, negatives)[0]
+
+    def ranking(
+        self, graph: Neighbours, users: Tensor, positives: Tensor, negatives: Tensor
+    ) -> tuple[Tensor, Field, list[Tensor]]:
+        """The loss, and what it was computed on: the field of both items of a pair, and its weights."""
         at = self.users(users)
         both, items = torch.cat([at, at]), torch.cat([positives, negatives])
         field = self.field(graph, items)
         weights = [self.weights(both, relations) for relations in field.relations]
         liked, other = self.seen_by(both, field, weights).chunk(2)
-        loss = bpr(at, liked, other)
-        return loss + self.decay * half_square(at, *(self.entities(i) for i in (positives, negatives)))
+        loss = bpr(at, liked, other) + self.decay * half_square(at, *(self.entities(i) for i in (positives, negatives)))
+        return loss, field, weights
 
     @torch.no_grad()
     def scorer(self, graph: Neighbours) -> Callable[[Tensor], Tensor]:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from examples.recommendation.datasets import RecommendationData
 from examples.recommendation.models.kgcn import KGCN, NEIGHBOURS, Field, Neighbours
-from examples.recommendation.models.recommender import bpr, half_square
 
 UNKNOWN = 0.5  # the label of entities that are no items
 
@@ -24,12 +23,7 @@ class KGNNLS(KGCN):
         self.smoothness = smoothness
 
     def forward(self, graph: Neighbours, users: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-        at = self.users(users)
-        both, items = torch.cat([at, at]), torch.cat([positives, negatives])
-        field = self.field(graph, items)
-        weights = [self.weights(both, relations) for relations in field.relations]
-        liked, other = self.seen_by(both, field, weights).chunk(2)
-        loss = bpr(at, liked, other) + self.decay * half_square(at, *(self.entities(i) for i in (positives, negatives)))
+        loss, field, weights = self.ranking(graph, users, positives, negatives)
         predicted = self.propagated(graph, users.repeat(2), field, weights).clamp(1e-6, 1 - 1e-6)
         likely, unlikely = predicted.chunk(2)
         return loss - self.smoothness * (likely.log() + (1 - unlikely).log()).mean()
