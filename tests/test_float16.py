@@ -55,17 +55,23 @@ def quantized(model: nn.Module) -> list[str]:
 
 
 def step(model: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The result, and gradients that are not too small for float16."""
+    """The result, and gradients that are not too small for float16: what they sum over the rows does not cancel."""
     out = model(*args)
-    (out.float() * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+    (out.float() * torch.linspace(0.5, 1.5, out.numel()).view(out.shape)).sum().backward()
     return out.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
 def assert_near(got: Tensor, want: Tensor) -> None:
-    """Within a quarter of the norm: INT8 rounds to 1/127 of the largest element, and a ReLU's mask may flip."""
+    """Within an eighth of the norm; a scale that is a fifth off is farther.
+
+    INT8 rounds to 1/127 of the largest element. That is about 2% of a hidden value, so about 1% of ReLU's masks flip,
+    at hidden values near 0. A flip adds or drops a whole term of the sums over rows that are the first layer's
+    gradients. Flips are independent, so they come to √1% = 10% of the root of the terms' squares, which the sum is
+    larger than as long as its terms do not cancel: see ``step``.
+    """
     assert got.isfinite().all()
     error = (got.float() - want).norm() / want.norm()
-    assert error <= 0.25
+    assert error <= 0.125
 
 
 @pytest.mark.parametrize("bits", [8, 4])
