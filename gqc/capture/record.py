@@ -170,7 +170,9 @@ class Recording:
             stack.enter_context(self._unseeded())
             stack.enter_context(_quiet())
             stack.enter_context(tracer)
-            return self.forward(*args, **kwargs), first
+            out = self.forward(*args, **kwargs)
+        tracer.sizes.unite()
+        return out, first
 
     @contextmanager
     def _autograd_functions(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ class Sizes:
     """The symbols of one capture.
 
     Attributes:
-        env: the ShapeEnv that holds all symbols; sizes are never merged because they happen to be equal.
+        env: the ShapeEnv that holds all symbols; sizes are never merged only because they happen to be equal.
         sources: node and axis from which a symbol's value is read when the graph runs.
         data_dependent: symbols that are not the size of an argument.
         internal: positions in ``env.guards`` of guards that torch's own code asked for.
@@ -48,6 +48,7 @@ class Sizes:
         self.internal: set[int] = set()
         self.exact = False
         self._graph = graph
+        self._of_arguments: dict[sympy.Symbol, tuple[SymInt, int]] = {}
         self._nodes: dict[sympy.Expr, fx.Node] = {}
 
     def symbol(self, size: int, name: str) -> SymInt | int:
@@ -56,7 +57,9 @@ class Sizes:
             return size
         source = ConstantSource(name)
         expr = self.env.create_symbol(size, source, DimDynamic.DYNAMIC, None, positive=True)
-        return self.env.create_symintnode(expr, hint=size, source=source)
+        symint = self.env.create_symintnode(expr, hint=size, source=source)
+        self._of_arguments[expr] = symint, size
+        return symint
 
     def data_dependent_symbol(self, size: int, name: str, exact: bool = False) -> SymInt:
         """A size known only when the graph runs. Its value in the example is a hint, never an assumption.
@@ -71,6 +74,23 @@ class Sizes:
         self.internal.add(len(self.env.guards) - 1)
         self.data_dependent.add(expr)
         return symint
+
+    def unite(self) -> None:
+        """Take for one the argument sizes that an equation ties and that are equal in the example.
+
+        Torch solves ``a = b`` itself, but not ``2 a = b + c``, as of users and of two columns of items in one: then it
+        cannot tell that shapes computed from either are equal. A call that fulfils the equation with different sizes
+        gets a capture of its own.
+        """
+        for guard in list(self.env.guards):
+            equation = self.env.simplify(guard.expr)
+            tied = [self._of_arguments[s] for s in sorted(equation.free_symbols, key=str) if s in self._of_arguments]
+            if not isinstance(equation, sympy.Eq) or len(tied) < len(equation.free_symbols):
+                continue
+            first = {size: symint for symint, size in reversed(tied)}
+            if equation.subs({symint.node.expr: first[size].node.expr for symint, size in tied}) is sympy.true:
+                for symint, size in tied:
+                    torch._check(symint == first[size])
 
     def bind(self, tensor: Tensor, node: fx.Node) -> None:
         """Let the symbols in the shape of a result that have no source yet be read from ``node``."""

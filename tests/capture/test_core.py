@@ -82,6 +82,19 @@ def test_equal_sizes_are_not_merged_by_chance() -> None:
     check(Function(lambda h, y: (h, y.sum(0))), (rows(5), rows(5)), (rows(6), rows(8)))
 
 
+def test_equal_sizes_that_an_equation_ties_are_one() -> None:
+    def twice(h: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return torch.cat([h, h]) * torch.cat([y, z])
+
+    equal = check(Function(twice), (rows(5), rows(5, 6), rows(5, 6)), (rows(8), rows(8, 6), rows(8, 6)))
+    assert equal.guards.check([rows(8), rows(7, 6), rows(9, 6)]) is not None
+    (product,) = (n for n in equal.graph.graph.nodes if getattr(n.target, "__name__", n.target) == "mul")
+    assert len(product.meta["val"].shape[0].node.expr.free_symbols) == 1
+    other = check(Function(twice), (rows(8), rows(7, 6), rows(9, 6)), (rows(8), rows(6, 6), rows(10, 6)))
+    assert other.guards.check([rows(8), rows(8, 6), rows(8, 6)]) is None
+    assert other.guards.check([rows(8), rows(7, 6), rows(8, 6)]) is not None
+
+
 def test_a_branch_on_a_size_is_guarded() -> None:
     model = Function(lambda h: h * 2 if h.size(0) > 6 else h)
     assert check(model, (rows(5),), (rows(4),)).guards.check([rows(7)]) is not None
