@@ -23,6 +23,7 @@ from examples.datasets import NodeData
 
 EAGER, INT8, PYG_INT8 = "DGL fp32", "gqc int8", "PyG + gqc int8"
 REMEMBERING = "gqc int8, inputs remembered"
+WITH_LOSS, REMEMBERING_WITH_LOSS = f"{INT8}, loss in the model", f"{REMEMBERING}, loss in the model"
 
 
 class Phases(NamedTuple):
@@ -69,6 +70,8 @@ def contestants(setting: Setting) -> dict[str, Callable[[], Step]]:
         EAGER: lambda: dgl_step(lambda m: m),
         INT8: lambda: dgl_step(gqc.compile),
         REMEMBERING: lambda: dgl_step(lambda m: gqc.compile(m, remember_inputs=True)),
+        WITH_LOSS: lambda: loss_step(copy.deepcopy(net), data),
+        REMEMBERING_WITH_LOSS: lambda: loss_step(copy.deepcopy(net), data, remember_inputs=True),
         "gqc bits=32": lambda: dgl_step(lambda m: gqc.compile(m, bits=32)),
         "gqc bf16": lambda: dgl_step(lambda m: gqc.compile(m.bfloat16(), bits=32), dtype=torch.bfloat16),
         "DGL bf16": lambda: dgl_step(lambda m: m.bfloat16(), dtype=torch.bfloat16),
@@ -107,16 +110,45 @@ def training_step(
         context: entered for the forward and the loss.
         dtype: of the features.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     features, train = data.features.to(dtype), data.train
     labels = data.labels[train]
+
+    def loss() -> Tensor:
+        with context():
+            return _loss(model(graph, features)[train], labels)
+
+    return _step_of(model, loss)
+
+
+class _Task(nn.Module):
+    """A network and its loss."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, graph: object, features: Tensor, labels: Tensor, train: Tensor) -> Tensor:
+        return _loss(self.net(graph, features)[train], labels)
+
+
+def loss_step(net: nn.Module, data: NodeData, **options: Any) -> Step:
+    """As :func:`training_step`, of a network that is compiled together with its loss.
+
+    Args:
+        options: of :func:`gqc.compile`.
+    """
+    task, labels = gqc.compile(_Task(net), **options), data.labels[data.train]
+    return _step_of(task, lambda: task(data.graph, data.features, labels, data.train))
+
+
+def _step_of(model: nn.Module, compute_loss: Callable[[], Tensor]) -> Step:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()
 
     def step() -> Phases:
         times = [time.perf_counter()]
         optimizer.zero_grad()
-        with context():
-            loss = _loss(model(graph, features)[train], labels)
+        loss = compute_loss()
         times.append(time.perf_counter())
         loss.backward()
         times.append(time.perf_counter())

@@ -13,6 +13,7 @@ from gqc.passes.copy_updated import copy_updated
 from gqc.passes.draw_masks import draw_masks
 from gqc.passes.find_primitives import find_primitives
 from gqc.passes.fuse_attention import fuse_attention
+from gqc.passes.fuse_cross_entropy import fuse_cross_entropy
 from gqc.passes.fuse_kernels import fuse_kernels
 from gqc.passes.fuse_pointwise import fuse_pointwise
 from gqc.passes.fuse_products import fuse_products
@@ -67,6 +68,7 @@ PIPELINE = (
     Step("draw_masks", draw_masks),
     Step("save_masks", save_masks),
     Step("fuse_attention", fuse_attention),
+    Step("fuse_cross_entropy", fuse_cross_entropy),
     Step("fuse_kernels", fuse_kernels),
     Step("recompute_products", recompute_products),
     Step("compress_saved", compress_saved),

@@ -72,6 +72,7 @@ _SHAPES = frozenset(
 
 _FACTORS = {
     aten._log_softmax_backward_data.default: (1,),
+    ops.cross_entropy_backward.default: (1,),
     ops.gat_bwd.default: (1, 2, 3, 4),
     ops.attend_bwd.default: (1, 2, 3, 5, 6),
     aten.native_layer_norm_backward.default: (3, 4),

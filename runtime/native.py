@@ -74,6 +74,9 @@ SIGNATURES = {
     "dropout_backward": "piipfp",
     # pointwise
     "pointwise": "pppp",
+    # cross_entropy
+    "cross_entropy": "piiippiiipp",
+    "cross_entropy_backward": "ppiiippiiiipp",
 }
 
 _INTERFACE = zlib.crc32(repr(SIGNATURES).encode())

@@ -3,6 +3,7 @@
 from gqc.runtime.ops import (
     attend,
     compress_rows,
+    cross_entropy,
     dropout,
     edge_softmax,
     fused_gemm,
@@ -29,6 +30,7 @@ from gqc.runtime.ops import (
 __all__ = [
     "attend",
     "compress_rows",
+    "cross_entropy",
     "dropout",
     "edge_softmax",
     "fused_gemm",

@@ -10,5 +10,6 @@ def test_every_cpu_kernel_has_a_launcher() -> None:
     typed = {"typed_spmm", "typed_spmm_bwd_b", "qtyped_spmm", "qtyped_spmm_bwd_b"}
     programs = {f"{product}_pointwise" for product in ("mm", "spmm", "qspmm", "qgemm", "quantize_qgemm")}
     attention = {"attend", "attend_bwd"}
-    without = {"mm", "pointwise", *programs, *typed, *attention}  # run as torch's or gqc's other ops on a GPU
+    losses = {"cross_entropy", "cross_entropy_backward"}
+    without = {"mm", "pointwise", *programs, *typed, *attention, *losses}  # run as torch's or gqc's other ops on a GPU
     assert set(native.SIGNATURES) - set(LAUNCHERS) == without

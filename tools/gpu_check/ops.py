@@ -141,6 +141,19 @@ def _gather_rows(x: Inputs) -> Iterator[Case]:
         yield Case(f"width {width}", "gather_rows", (x.floats(x.sources, width), index))
 
 
+def _cross_entropy(x: Inputs) -> Iterator[Case]:
+    rows = torch.arange(2 * x.sources) * 5 % x.sources
+    for width, ignored, reduction in zip(x.widths, (0, -100, 0), ("mean", "sum", "none"), strict=False):
+        labels, logits = (rows * 3) % width, x.floats(x.sources, width)
+        for selected in (rows, None):
+            label, given = f"width {width}, {reduction}", labels if selected is not None else labels[: x.sources]
+            options = (reduction, ignored)
+            yield Case(label, "cross_entropy", (logits, given, selected, *options), exact=False)
+            loss, counted = gqc_ops.cross_entropy(logits, given, selected, *options)
+            arguments = (torch.ones_like(loss), logits, given, selected, counted, *options)
+            yield Case(label, "cross_entropy_backward", arguments, exact=False)
+
+
 def _pointwise(x: Inputs) -> Iterator[Case]:
     chain = "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = keep(0.4, 9); v4 = drop(v2, v3, 0.4); "
     for width in x.widths:
@@ -350,6 +363,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "attend": _attend,
     "project_rows": _project_rows,
     "gather_rows": _gather_rows,
+    "cross_entropy": _cross_entropy,
 }
 """The cases of each family of ops by name."""
 
