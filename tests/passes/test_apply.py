@@ -96,9 +96,9 @@ def joint_graph(model: nn.Module, x: Tensor) -> fx.GraphModule:
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_a_joint_graph(rounding):
-    model, x = Network(), torch.randn(40, 16)
+    model, x = Network(), torch.randn(400, 16)
     graph = joint_graph(model, x)
-    tangent = torch.randn(40, 4)
+    tangent = torch.rand(400, 4) + 0.5  # so that a bias's gradient, a sum over rows, does not cancel
     with torch.no_grad():
         exact = graph(*model.parameters(), x, tangent)
     policy = Policy(min_size=0, rounding=rounding)
@@ -108,7 +108,8 @@ def test_a_joint_graph(rounding):
     with torch.no_grad():
         results = graph(*model.parameters(), x, *seed, tangent)
     for expected, actual in zip(exact[:5], results[:5], strict=True):
-        assert torch.dist(expected, actual) < 0.2 * expected.norm()
+        # INT8 flips about 1% of ReLU's masks, and independent terms of a sum over rows with them: √1% of it.
+        assert torch.dist(expected, actual) < 0.125 * expected.norm()
     assert results[5] is None
 
 
