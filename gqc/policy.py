@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "int8")
 FLOAT_PRODUCTS = ("bf16x3", "fp32")
+FLOAT_STORAGE = ("bf16", "fp32")
 
 Pass = Callable[["JointGraph", "Policy"], "Report"]
 """Rewrites or marks a joint graph in place and says what it did."""
@@ -81,6 +82,9 @@ class Policy:
         float_products: how a CPU with AMX multiplies the float32 matrices of what stays in full precision:
             ``"bf16x3"``, three products of bfloat16 with an error of at most 2^-15 of each product (torch's float32
             matmul precision "high"), or ``"fp32"``. Layers of 32 bits, and other processors, multiply in float32.
+        float_storage: how a CPU stores floats that only a ``quantize`` reads: ``"bf16"``, sums over neighbours always
+            and results of a matrix product where that is estimated to take less time than to compute them again
+            (docs/cost.md), or ``"fp32"``, in which the fusion of kernels changes no bit of an int8 value.
         min_size: a primitive whose largest operand has fewer elements stays in full precision; 0 quantizes small ones
             too. ``None``: those stay that int8 is estimated to make far slower, by ``costs`` on a CPU and by a size of
             4,096 elements elsewhere (docs/cost.md).
@@ -109,6 +113,7 @@ class Policy:
     keep_output_layer: bool = True
     attention_logits: str = "fp32"
     float_products: str = "bf16x3"
+    float_storage: str = "bf16"
     min_size: int | None = None
     costs: CostModel | None = None
     seed: int | None = None
@@ -127,6 +132,7 @@ class Policy:
         _check("rounding", self.rounding, ROUNDINGS)
         _check("attention_logits", self.attention_logits, PRECISIONS)
         _check("float_products", self.float_products, FLOAT_PRODUCTS)
+        _check("float_storage", self.float_storage, FLOAT_STORAGE)
         _check("keep_output_layer", self.keep_output_layer, (True, False))
         _check("remember_inputs", self.remember_inputs, (True, False))
         _check("cuda_graph", self.cuda_graph, (True, False))

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from gqc.cost import CostModel, Estimate, Work
+from gqc.cost import CostModel, Estimate, Look, Work
 from gqc.passes.int8_form import FORMS
-from gqc.passes.nodes import example, example_numel, source
+from gqc.passes.nodes import by_name, example, example_numel, source
 from gqc.passes.primitive import GEMM, SDDMM, SPMM, TYPED_MM, factors, mark
+from gqc.runtime import native
+from gqc.runtime.pointwise.program import parse
 
 
 def estimates(nodes: Sequence[fx.Node], costs: CostModel) -> dict[fx.Node, Estimate]:
@@ -45,6 +47,26 @@ def work(node: fx.Node, operands: tuple[tuple[int, int], ...]) -> Work:
     rows, other = read
     product = _row(rows) * (example(other.meta["val"].shape[-1]))
     return Work(dtype, 2 * edges * product, edges=edges, gathered=edges * _row(rows), operands=operands)
+
+
+def second_look(product: fx.Node, program: str, inputs: Sequence[fx.Node]) -> Look:
+    """What a product and a program that gives int8 compute once more; ``inputs`` of the program, the product aside."""
+    given = by_name(product)
+    rows, contracted = map(example, given["a"].meta["val"].shape)
+    elements = rows * (example_numel(given["b"].meta["val"]) // max(contracted, 1))
+    precision = given.get("precision", "int8")
+    if precision == "bf16x3" and not native.multiplies_bf16x3():
+        precision = "fp32"
+    parsed = parse(program)
+    rounded = [output.value for output in parsed.outputs if output.form == "int8"]
+    needed = set(rounded)
+    for instruction in reversed(parsed.instructions):
+        if instruction.result in needed:
+            needed.update(operand for operand in instruction.operands if isinstance(operand, str))
+    instructions = sum(instruction.result in needed for instruction in parsed.instructions)
+    names = [name for i, name in enumerate(inputs, 1) if f"x{i}" in needed]
+    read = sum(example_numel(n.meta["val"]) * n.meta["val"].dtype.itemsize for n in (given["a"], *names))
+    return Look(precision, 2 * elements * contracted, elements, len(rounded), instructions, read)
 
 
 def _copied(node: fx.Node) -> list[fx.Node]:

@@ -10,7 +10,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gqc.cost import CostModel, Storage, machine
 from gqc.joint import JointGraph
+from gqc.passes.estimate import second_look
 from gqc.passes.nodes import (
     aten,
     by_name,
@@ -51,19 +53,22 @@ def fuse_products(joint: JointGraph, policy: Policy) -> Report:
 
         - a program that reads the result of a GEMM or SPMM becomes part of it, with every ``quantize`` of a result of
           a GEMM. Only what others read is written. For int8 results the GEMM is computed twice, first for their
-          absmax. Sums over neighbours are not gathered twice: what only a ``quantize`` reads of them lies in bfloat16,
-          whose rounding is finer than that to int8;
+          absmax, or stores in bfloat16, whose rounding is finer than that to int8, what a ``quantize`` then reads,
+          whichever takes less time (:meth:`gqc.cost.CostModel.storage`). Sums over neighbours are not gathered twice:
+          what only a ``quantize`` reads of them lies in bfloat16. With ``Policy.float_storage="fp32"`` such sums lie
+          in float32, and a GEMM is computed twice;
         - a ``quantize`` of the left operand of a GEMM is done while the product reads the floats; the other readers of
           the int8 copy read the one that it stores.
 
-    Ensures: every value bit for bit, but for those sums in bfloat16 and for the order in which sums over a first axis
-        are added up. Nothing moves across an in-place update, or from one side of the cut between forward and
+    Ensures: every value bit for bit, but for what is stored in bfloat16 and for the order in which sums over a first
+        axis are added up. Nothing moves across an in-place update, or from one side of the cut between forward and
         backward to the other.
     """
     report = Report("fuse_products")
     if joint.device.type != "cpu":
         return report
-    fusion = _Fusion(joint, report, sides(joint))
+    narrows = policy.float_storage == "bf16"
+    fusion = _Fusion(joint, report, sides(joint), narrows, policy.costs or machine.costs())
     others = [node for target in (MM, QSPMM, SPMM) for node in _calls(joint, target)]
     for node in (*sorted(_calls(joint, GEMM), key=_rank), *others):
         fusion.finish(node)
@@ -110,6 +115,8 @@ class _Result:
 @dataclass
 class _Fusion(ProductFusion):
     sides: dict[fx.Node, bool]
+    narrows: bool
+    costs: CostModel
 
     # ---- what reads a product
 
@@ -118,15 +125,11 @@ class _Fusion(ProductFusion):
         if not _can_run_programs(product):
             return
         result = self._read(product)
-        rounds = bool(result.quantized) or (result.program is not None and _rounds(result.program))
-        if result.is_gemm and rounds and self._contracts_too_much(product):
-            return
         if result.program is None and (result.others or len(result.quantized) != 1):
             return
         if result.program is None and not result.is_gemm:
             return self._store_bfloat16(result)
-        if not self._updates_after(product, result):
-            self._fuse(result)
+        self._fuse(result)
 
     def _read(self, product: fx.Node) -> _Result:
         picks = {user.args[1]: user for user in product.users} if product.target not in (SPMM, MM) else {}
@@ -169,6 +172,7 @@ class _Fusion(ProductFusion):
     # ---- fusing
 
     def _fuse(self, result: _Result) -> None:
+        """Compute what reads a product with it, unless that takes a second product that is too long."""
         program, product = result.program, result.product
         text, inputs = ("return", []) if program is None else _first_input(program, result.viewed)
         base = "x0"
@@ -179,6 +183,11 @@ class _Fusion(ProductFusion):
         if program is not None:
             uses = {user: user.args[1] for user in program.users}
         copies = {n: whole.add_int8(base, by_name(n)) for n in result.quantized if result.is_gemm}
+        times = self._times(result, whole, inputs)
+        if times is None or self._updates_after(product, result):
+            return
+        for copy, at in copies.items():
+            uses |= {pick(copy, part): at + part for part in (0, 1)}
         kept = None
         if result.others or (result.quantized and not result.is_gemm):
             kept = whole.add(_FORMS[result.value.meta["val"].dtype], base)
@@ -186,8 +195,8 @@ class _Fusion(ProductFusion):
         if result.absmax is not None and set(result.absmax.users) - set(copies):
             largest = whole.add("absmax", base)
         rounded: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        if not result.is_gemm:
-            rounded = whole.without_int8()
+        if not result.is_gemm or (self.narrows and times.bfloat16 < times.again):
+            rounded = whole.without_int8("bfloat16" if self.narrows else "float32")
         draws = "keep(" in str(whole) or any(o.parameters[2:] == (1,) for o in whole.outputs)
         fused = self._call(result, str(whole), inputs, result.seed if draws else None)
         for user, at in uses.items():
@@ -196,14 +205,11 @@ class _Fusion(ProductFusion):
             self._replace(user, fused, whole.place[at])
         for at, (floats_at, absmax_at, rounding) in rounded.items():
             self._quantize(fused, result, at, floats_at, absmax_at, rounding, uses)
-        for copy, at in copies.items():
-            for part in (0, 1):
-                self._replace(pick(copy, part), fused, whole.place[at + part])
         if kept is not None:
             self._replace(result.value, fused, whole.place[kept])
         if largest is not None:
             self._replace(result.absmax, fused, whole.place[largest])  # type: ignore[arg-type]
-        self.say(fused, FUSED, _reason(whole, result, rounded))
+        self.say(fused, FUSED, _reason(whole, result, times if rounded else None))
         sort(self.joint)
         drop_unused(self.joint.graph)
 
@@ -232,7 +238,9 @@ class _Fusion(ProductFusion):
 
     def _replace(self, old: fx.Node, fused: fx.Node, at: int) -> None:
         """Let the readers of a node read a result of a fused product, in the shape that the node has."""
-        new = pick(fused, at, old.name)
+        self._stand_in(old, pick(fused, at, old.name))
+
+    def _stand_in(self, old: fx.Node, new: fx.Node) -> None:
         shape = tuple(old.meta["val"].shape)
         if not is_same_size(tuple(new.meta["val"].shape), shape):
             with self.joint.graph.inserting_after(new):
@@ -250,9 +258,10 @@ class _Fusion(ProductFusion):
         rounding: tuple[int, ...],
         uses: dict[fx.Node, Any],
     ) -> None:
-        """Quantize what a program stores in bfloat16 where it gave int8."""
+        """Quantize what a program stores as floats where it gave int8."""
         base = f"{result.product.name}_{at}"
-        floats, largest = pick(fused, floats_at, f"{base}_bfloat16"), pick(fused, absmax_at, f"{base}_absmax")
+        stored = str(fused.meta["val"][floats_at].dtype).removeprefix("torch.")
+        floats, largest = pick(fused, floats_at, f"{base}_{stored}"), pick(fused, absmax_at, f"{base}_absmax")
         node, bits, stochastic = rounding
         with self.joint.graph.inserting_after(largest):
             arguments = (floats, largest, result.seed if stochastic else None, node, bits, bool(stochastic))
@@ -260,12 +269,12 @@ class _Fusion(ProductFusion):
         self.sides[copy] = self.sides[fused]
         for user, place in uses.items():
             if place in (at, at + 1):
-                user.replace_all_uses_with(pick(copy, place - at, f"{base}_{('int8', 'scale')[place - at]}"))
+                self._stand_in(user, pick(copy, place - at, f"{base}_{('int8', 'scale')[place - at]}"))
 
     def _store_bfloat16(self, result: _Result) -> None:
         """Store sums that only a ``quantize`` reads in bfloat16."""
         product, given = result.product, by_name(result.product)
-        if product.target is not QSPMM or given["dtype"] is not torch.float32:
+        if not self.narrows or product.target is not QSPMM or given["dtype"] is not torch.float32:
             return
         with self.joint.graph.inserting_before(product):
             operands = tuple(torch.bfloat16 if name == "dtype" else argument for name, argument in given.items())
@@ -326,13 +335,19 @@ class _Fusion(ProductFusion):
         """Whether two nodes run on the same side of the cut between forward and backward."""
         return a in self.sides and b in self.sides and self.sides[a] == self.sides[b]
 
-    def _contracts_too_much(self, product: fx.Node) -> bool:
+    def _times(self, result: _Result, whole: _Text, inputs: list[fx.Node]) -> Storage | None:
+        """What int8 results of a product take in either storage; ``None`` if neither pays, which is reported."""
+        product = result.product
+        if not result.is_gemm or not whole.rounds():
+            return Storage(0, 0)
+        times = self.costs.storage(second_look(product, str(whole), inputs))
         contracted = example(by_name(product)["a"].meta["val"].shape[1])
         most = MOST_CONTRACTED if product.target is GEMM else MOST_CONTRACTED_FLOATS
-        if contracted > most:
-            why = f"a second product over {contracted} indices would take longer than writing floats"
-            self.say(product, UNFUSED, why)
-        return contracted > most
+        if contracted <= most or (self.narrows and times.bfloat16 < times.again):
+            return times
+        why = f"a second product over {contracted} indices would take longer than writing floats"
+        self.say(product, UNFUSED, why)
+        return None
 
 
 class _Text:
@@ -367,8 +382,12 @@ class _Text:
         """Add the int8 copy of a value as a ``quantize`` makes it; returns the place of its values."""
         return self.add("int8", value, (rounding["node"], rounding["bits"], int(rounding["stochastic"])))
 
-    def without_int8(self) -> dict[int, tuple[int, int, tuple[int, ...]]]:
-        """Give bfloat16 values and their absmax in the place of int8.
+    def rounds(self) -> bool:
+        """Whether a result is int8."""
+        return any(output.form == "int8" for output in self.outputs)
+
+    def without_int8(self, form: str) -> dict[int, tuple[int, int, tuple[int, ...]]]:
+        """Give values in bfloat16 or float32 and their absmax in the place of int8.
 
         Returns:
             For the place of each int8 result where its values and their absmax are now, and how it is rounded.
@@ -378,10 +397,12 @@ class _Text:
         at = 0
         for output in self.outputs:
             if output.form == "int8":
-                narrow = f"narrow{at}"
-                self.lines.append(f"{narrow} = to_bfloat16({output.value})")
+                value = output.value
+                if form == "bfloat16":
+                    value = f"narrow{at}"
+                    self.lines.append(f"{value} = to_bfloat16({output.value})")
                 rounded[at] = (len(outputs), len(outputs) + 1, output.parameters)
-                outputs += [Output("bfloat16", narrow), Output("absmax", narrow)]
+                outputs += [Output(form, value), Output("absmax", value)]
                 at += 2
             else:
                 self.place[at] = len(outputs)
@@ -447,10 +468,6 @@ def _reads_rows(reader: fx.Node, int8: fx.Node, scale: fx.Node) -> bool:
     return given["a"] is int8 and given["a_scale"] is scale and int8 not in others
 
 
-def _rounds(program: fx.Node) -> bool:
-    return any(output.form == "int8" for output in parse(by_name(program)["program"]).outputs)
-
-
 def _first_input(program: fx.Node, value: fx.Node) -> tuple[str, list[fx.Node]]:
     """The text of a program whose input 0 is a tensor, and its other inputs."""
     given = by_name(program)
@@ -476,11 +493,16 @@ def _sizes(node: fx.Node) -> list[int]:
     return [length if isinstance(length, int) else -1 for length in node.meta["val"].shape]
 
 
-def _reason(whole: _Text, result: _Result, rounded: dict[int, Any]) -> str:
+def _reason(whole: _Text, result: _Result, stored: Storage | None) -> str:
+    """What a fused product does; ``stored`` if it stores floats in the place of int8: what both ways take."""
     steps = [line.split(" = ")[1].partition("(")[0] for line in whole.lines]
     told = [f"computes {', '.join(steps)}" if steps else "computes its int8 copy"]
-    if rounded:
-        told.append("stores in bfloat16 what only a quantize reads")
-    if result.is_gemm and any(output.form == "int8" for output in whole.outputs):
+    if stored is not None:
+        forms = {output.form for output in whole.outputs}
+        how = f"stores in {'bfloat16' if 'bfloat16' in forms else 'float32'} what only a quantize reads"
+        if result.is_gemm:
+            how += f", which takes {stored.bfloat16:.3g} us and a second product {stored.again:.3g} us,"
+        told.append(how)
+    elif whole.rounds():
         told.append("writes int8 from a second product")
     return " and ".join(told) + " while its result is in the cache"

@@ -30,6 +30,7 @@ def observe(joint, policy):
         ("keep_output_layer", None, "one of True, False"),
         ("attention_logits", "int4", "one of 'fp32'"),
         ("float_products", "tf32", "one of 'bf16x3', 'fp32'"),
+        ("float_storage", "fp16", "one of 'bf16', 'fp32'"),
         ("min_size", True, "None or a number of elements"),
         ("min_size", 1.5, "None or a number of elements"),
         ("costs", 3.0, "None or a gqc.cost.CostModel"),

@@ -33,6 +33,33 @@ _LEEWAY = 2.0
 """Up to how much faster than estimated int8 is: fusion is not counted, and torch's narrow products are overrated."""
 
 
+class Look(NamedTuple):
+    """What a product does to give int8: it computes its values once more, when their largest magnitude is known.
+
+    Attributes:
+        precision: in which it multiplies, ``"int8"``, ``"fp32"`` or ``"bf16x3"``.
+        operations: its multiplications and additions.
+        elements: of its result.
+        results: how many int8 matrices it gives.
+        instructions: of the program that makes them of its result.
+        read: bytes of what it and the program read.
+    """
+
+    precision: str
+    operations: int
+    elements: int
+    results: int
+    instructions: int
+    read: int
+
+
+class Storage(NamedTuple):
+    """Microseconds of a second look, and of writing bfloat16 that a ``quantize`` reads."""
+
+    again: float
+    bfloat16: float
+
+
 class Estimate(NamedTuple):
     """Microseconds of a primitive in full precision and in int8, its share of the int8 copies included."""
 
@@ -61,6 +88,8 @@ class CostModel:
         quantize: GB of floats a second of ``quantize``, which looks for the largest magnitude first.
         float_rows, int8_rows: GB a second of rows that SPMM reads at random.
         float_edge, int8_edge: nanoseconds that SPMM takes for an edge in addition.
+        steps: 10^9 elements a second that an instruction of a pointwise program works on.
+        memory: GB a second of large tensors that are read or written from end to end.
     """
 
     torch_call: float = _rate("us", 1.8)
@@ -74,6 +103,8 @@ class CostModel:
     int8_rows: float = _rate("GB/s", 20)
     float_edge: float = _rate("ns", 1)
     int8_edge: float = _rate("ns", 4.5)
+    steps: float = _rate("G/s", 25)
+    memory: float = _rate("GB/s", 14)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -93,6 +124,15 @@ class CostModel:
         int8 += sum((self.quantize_call + size * n / self.quantize * 1e-3) / readers for n, readers in work.operands)
         return Estimate(full, int8)
 
+    def storage(self, look: Look) -> Storage:
+        """The times of both ways to int8 results of a product, without what they have in common."""
+        floats = 3 / self.bfloat16_gemm if look.precision == "bf16x3" else 1 / self.float32_gemm
+        again = look.operations * (1 / self.int8_gemm if look.precision == "int8" else floats)
+        again += look.elements * (look.instructions + look.results) / self.steps + look.read / self.memory
+        # Rounded, written, read and turned into floats again.
+        each = 2 * look.elements / self.steps + 2 * 2 * look.elements / self.memory
+        return Storage(again * 1e-3, look.results * (self.quantize_call + each * 1e-3))
+
     def lines(self) -> list[str]:
         """A line for each constant, with its unit."""
         return [f"{f.name} {getattr(self, f.name):g} {f.metadata['unit']}" for f in fields(self)]
@@ -100,7 +140,15 @@ class CostModel:
 
 _AVX512 = CostModel(int8_gemm=450, bfloat16_gemm=100)
 _AVX2 = CostModel(
-    float32_gemm=60, bfloat16_gemm=1, int8_gemm=65, quantize=5, float_rows=22, int8_rows=7, float_edge=1.3, int8_edge=2
+    float32_gemm=60,
+    bfloat16_gemm=1,
+    int8_gemm=65,
+    quantize=5,
+    float_rows=22,
+    int8_rows=7,
+    float_edge=1.3,
+    int8_edge=2,
+    steps=10,
 )
 _PORTABLE = CostModel(
     float32_gemm=30,
@@ -111,6 +159,7 @@ _PORTABLE = CostModel(
     int8_rows=5,
     float_edge=1.5,
     int8_edge=2.1,
+    steps=5,
 )
 BUILT_IN = {"amx": CostModel(), "avx512": _AVX512, "avx2": _AVX2, "portable": _PORTABLE}
 """By instruction set, for machines that were not measured: one thread of a server processor, torch with the same

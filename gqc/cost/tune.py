@@ -1,6 +1,6 @@
 """Measures the constants of :class:`gqc.cost.CostModel` on this machine, in a few seconds.
 
-On sizes near those from which int8 is faster, whose tensors lie in the caches.
+On sizes near those from which int8 is faster, whose tensors lie in the caches; memory alone on large tensors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from gqc.runtime.relation import from_edges
 
 _SECONDS = 0.15  # for each measurement
 _NARROW, _WIDE = 16, 128
+_FEW, _MANY = 1, 9  # instructions of a program
+_LARGE = 1 << 24  # floats
 
 
 def measure() -> CostModel:
@@ -65,6 +67,16 @@ def measure() -> CostModel:
         slope = max((wide - narrow) / (_WIDE - _NARROW), 1e-3 * wide / _WIDE)
         return edges * size / slope / 1e3, max(narrow - _NARROW * slope, 0.01 * narrow) / edges * 1e3
 
+    factors, mask = floats(len(x), 1), torch.zeros(x.numel() // 8, dtype=torch.uint8)
+
+    def program(instructions: int) -> Callable[[], object]:
+        """As behind a product: factors of rows, and a mask."""
+        steps = [("where(x2, 0.0, {})", "mul({}, x1)")[i % 2] for i in range(instructions)]
+        lines = [f"v{i} = {step.format(f'v{i - 1}' if i else 'x0')}" for i, step in enumerate(steps)]
+        text = "; ".join([*lines, f"return absmax(v{instructions - 1})"])
+        return lambda: ops.pointwise([x, factors, mask], None, text)
+
+    large = torch.ones(_LARGE)
     float_rows, float_edge = of_rows(spmm, 4)
     int8_rows, int8_edge = of_rows(qspmm, 1)
     found = CostModel(
@@ -79,6 +91,8 @@ def measure() -> CostModel:
         int8_rows=int8_rows,
         float_edge=float_edge,
         int8_edge=int8_edge,
+        steps=rate((_MANY - _FEW) * x.numel(), program(_MANY), _microseconds(program(_FEW))),
+        memory=rate(2 * 4 * _LARGE, lambda: ops.pointwise([large], None, "return float32(x0)"), call),
     )
     return CostModel(**{name: float(f"{value:.2g}") for name, value in vars(found).items()})
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gqc
-from gqc.cost import BUILT_IN, CostModel, Work
+from gqc.cost import BUILT_IN, CostModel, Look, Work
 from gqc.passes.report import KEPT
 from gqc.policy import Policy
 from gqc.runtime import native
@@ -14,7 +14,7 @@ from tests.passes.models import HIDDEN, MODELS, WIDTH
 from tests.passes.test_keep_full_precision import forward, kept
 
 # Round numbers: a call takes 1 us in float and 5 us in int8, int8 is ten times as fast at products and rows.
-PLAIN = CostModel(1, 5, 2, 10, 20, 100, 4, 4, 10, 1, 2)
+PLAIN = CostModel(1, 5, 2, 10, 20, 100, 4, 4, 10, 1, 2, 4, 8)
 FOREVER = CostModel(float32_gemm=1e-3, float_rows=1e-3)
 NOTHING = CostModel(float32_gemm=1e6, bfloat16_gemm=1e6, float_rows=1e6, float_edge=1e-3, call=1e3)
 
@@ -26,6 +26,14 @@ def test_estimates() -> None:
     assert PLAIN.estimate(low) == pytest.approx((1 + 50, 5 + 10 + (2 + 0.5) + (2 + 0.25) / 2))
     rows = Work("float32", edges=1000, gathered=16_000, operands=((1600, 1),))
     assert PLAIN.estimate(rows) == pytest.approx((5 + 1 + 16, 5 + 2 + 1.6 + 2 + 1.6))
+
+
+@pytest.mark.parametrize(("precision", "multiplied"), [("int8", 10), ("fp32", 100), ("bf16x3", 150)])
+def test_storage_of_int8_results(precision: str, multiplied: float) -> None:
+    look = Look(precision, operations=10**6, elements=8000, results=1, instructions=3, read=16_000)
+    assert PLAIN.storage(look) == pytest.approx((multiplied + 4 * 2 + 2, 2 + 2 * 2 + 4))
+    both = PLAIN.storage(look._replace(results=2))
+    assert both == pytest.approx((multiplied + 5 * 2 + 2, 2 * (2 + 2 * 2 + 4)))
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True, "fast", None])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from gqc.cost import CostModel
 from gqc.passes import apply, fuse_products, partition, run
 from gqc.passes.int8_copies import is_copy, lifetimes
 from gqc.passes.nodes import by_name
@@ -17,18 +18,23 @@ from gqc.policy import Policy
 from tests.passes.models import MODELS, case, graph_and_features, ops, relation
 
 SEED = torch.tensor([11, 3])
+SLOW = CostModel(int8_gemm=1e-6, float32_gemm=1e-6, bfloat16_gemm=1e-6)
 
 
-def fuse(function, *inputs: Tensor, exact: bool = True):
+def fuse(function, *inputs: Tensor, exact: bool = True, **options):
     """The graph of a function of a seed and inputs after the pass, which changes no value, and the report."""
     inputs = (SEED, *inputs)
     graph = make_fx(function)(*inputs)
     expected = graph(*inputs)
-    report = apply(fuse_products, graph, Policy())
+    report = apply(fuse_products, graph, Policy(**options))
     given = graph(*inputs)
     if exact:
         torch.testing.assert_close(given, expected, rtol=0, atol=0, equal_nan=True)
     return graph, report, given, expected
+
+
+def assert_same(a, b) -> None:
+    torch.testing.assert_close(tuple(a), tuple(b), rtol=0, atol=0)
 
 
 def targets(graph) -> list[str]:
@@ -116,6 +122,38 @@ def test_a_long_contraction_is_not_repeated():
     ]
 
 
+@pytest.mark.parametrize("k", [12, 600])
+def test_a_product_that_takes_long_stores_bfloat16(k):
+    x, w = x_and_w(k=k)
+    graph, report, (values, scale), _ = fuse(copy_of_product, x, w, exact=False, costs=SLOW)
+    assert targets(graph) == ["quantize", "quantize", "qgemm_pointwise", "quantize"]
+    assert "stores in bfloat16 what only a quantize reads, which takes" in report.decisions[0].reason
+    narrow = product(SEED, x, w)[0].bfloat16()
+    assert_same((values, scale), int8(SEED, narrow, ops.absmax(narrow), 5))
+    exact, *_ = fuse(copy_of_product, x, w, costs=SLOW, float_storage="fp32")
+    assert targets(exact).count("quantize") == (2 if k == 12 else 3)
+
+
+def test_only_what_is_quantized_is_stored_in_bfloat16():
+    x, w = x_and_w()
+    outputs = "float32(v0), int8(v1, 7, 8, 1), float32(sum(v1, 0)), float32(sum(v1, -1))"
+    text = f"v0 = mul(x0, x1); v1 = relu(v0); return {outputs}"
+
+    def function(seed, x, w, rows):
+        heads = product(seed, x, w)[0].view(30, 3, 8)
+        return program(seed, text, heads, rows)
+
+    rows = torch.rand(30, 1, 1)
+    graph, _, given, expected = fuse(function, x, w, rows, exact=False, costs=SLOW)
+    assert targets(graph) == ["quantize", "quantize", "qgemm_pointwise", "quantize"]
+    value = torch.relu(product(SEED, x, w)[0].view(30, 3, 8) * rows)
+    assert torch.equal(given[0], expected[0])
+    assert torch.equal(given[4], expected[4])
+    torch.testing.assert_close(given[3], expected[3], rtol=1e-5, atol=1e-6)  # of numbers that are not negative
+    narrow = value.bfloat16()
+    assert_same(given[1:3], int8(SEED, narrow, ops.absmax(narrow), 7))
+
+
 def test_a_program_that_waits_for_another_reader_stays_apart():
     x, w = x_and_w()
     g = relation(30, 30, 90)
@@ -155,6 +193,20 @@ def test_sums_that_one_quantize_reads_are_stored_in_bfloat16():
     assert by_name(narrow)["dtype"] is torch.bfloat16
     assert "in bfloat16" in report.decisions[0].reason
     assert (values.int() - expected.int()).abs().max() <= 1
+
+
+def test_sums_stay_in_float32():
+    """Where the user asks for it, and then no bit changes."""
+    g, x = graph_and_features()
+    rows = torch.rand(len(x), 1)
+
+    def function(seed, x, rows):
+        scaled = program(seed, "v0 = mul(x0, x1); return int8(v0, 3, 8, 1)", sums(seed, g, x)[0], rows)
+        return [*scaled, *int8(seed, *sums(seed, g, x), 5)]
+
+    graph, report, *_ = fuse(function, x, rows, float_storage="fp32")
+    assert {"qspmm", "qspmm_pointwise"} <= set(targets(graph))
+    assert "stores in float32 what only a quantize reads" in report.decisions[0].reason
 
 
 def test_sums_of_a_program_are_gathered_once():
@@ -216,3 +268,12 @@ def test_models_give_the_same_values(name, dtype):
     distance = 1e-5 if name == "mlp" and dtype is torch.float32 else 0.1
     for a, b in zip(fused, apart, strict=True):
         assert torch.dist(a.float(), b.float()) <= distance * b.float().norm() + 1e-5
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "sage"])
+def test_models_in_both_storages(name):
+    apart, *_ = outcome(name, torch.float32, ("fuse_products",))
+    for storage, distance in (("bf16", 0.1), ("fp32", 1e-5)):
+        fused, *_ = outcome(name, torch.float32, (), costs=SLOW, float_storage=storage)
+        for a, b in zip(fused, apart, strict=True):
+            assert torch.dist(a, b) <= distance * b.norm() + 1e-5
