@@ -83,14 +83,18 @@ class _Fusion:
         return len(members) > 1 or behind_product or any(_waiting(v) for v in self.group.values())
 
     def knows_size(self) -> bool:
-        """Whether the inputs that keep their shape broadcast to the size, or say how long its axes are."""
+        """Whether an input has all elements, those that keep their shape broadcast to the size or tell its axes."""
+        if any(is_same_size(_shape(n), size_of(node)) for node in self.group.members for n in self._read_by(node)):
+            return True
         lengths = [n for node in self._read() for n in _shape(node)]
         return all(isinstance(n, int) or any(is_same(n, other) for other in lengths) for n in self.group.size)
 
     def _read(self) -> list[fx.Node]:
-        inside = {value for node in self.group.members for value in values_of(node)}
-        read = [unexpanded(n) for node in self.group.members for n in operands_of(node)]
-        floats = [n for n in read if n.meta["val"].is_floating_point()]
+        return [n for node in self.group.members for n in self._read_by(node)]
+
+    def _read_by(self, node: fx.Node) -> list[fx.Node]:
+        inside = {value for member in self.group.members for value in values_of(member)}
+        floats = [n for n in map(unexpanded, operands_of(node)) if n.meta["val"].is_floating_point()]
         return [n for n in floats if holder(n) not in inside]
 
     # ---- the program

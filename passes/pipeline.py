@@ -17,6 +17,7 @@ from gqc.passes.fuse_cross_entropy import fuse_cross_entropy
 from gqc.passes.fuse_kernels import fuse_kernels
 from gqc.passes.fuse_pointwise import fuse_pointwise
 from gqc.passes.fuse_products import fuse_products
+from gqc.passes.fuse_weighted_sums import fuse_weighted_sums
 from gqc.passes.interface import Interface
 from gqc.passes.keep_full_precision import keep_full_precision
 from gqc.passes.measure_saved import measure_saved
@@ -71,6 +72,7 @@ PIPELINE = (
     Step("fuse_cross_entropy", fuse_cross_entropy),
     Step("fuse_kernels", fuse_kernels),
     Step("recompute_products", recompute_products),
+    Step("fuse_weighted_sums", fuse_weighted_sums),
     Step("compress_saved", compress_saved),
     Step("multiply_floats", multiply_floats),
     Step("fuse_pointwise", fuse_pointwise),

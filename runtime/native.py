@@ -69,6 +69,10 @@ SIGNATURES = {
     "typed_spmm_bwd_b": "iipppiipppp",
     "qtyped_spmm": "iippppiiippppipipp",
     "qtyped_spmm_bwd_b": "iipppiippppipp",
+    # weighted_sum
+    "weighted_sum": "ppipiiiip",
+    "weighted_sum_bwd_weights": "pipiiiipp",
+    "add_rows": "pipiiiipp",
     # dropout
     "dropout": "piipiifpp",
     "dropout_backward": "piipfp",

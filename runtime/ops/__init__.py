@@ -25,6 +25,7 @@ from gqc.runtime.ops import (
     spmm_cmp,
     structure,
     typed_spmm,
+    weighted_sum,
 )
 
 __all__ = [
@@ -52,4 +53,5 @@ __all__ = [
     "spmm_cmp",
     "structure",
     "typed_spmm",
+    "weighted_sum",
 ]

@@ -84,6 +84,18 @@ class WithLoss(OnRelation):
         return F.cross_entropy(self.first(x)[self.chosen], self.labels)
 
 
+class Neighbours(OnRelation):
+    """Attention over three rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.table = nn.Linear(WIDTH, 3), nn.Embedding(9, WIDTH)
+
+    def run(self, g, x):
+        around = self.table((g[0][:-1, None] + torch.arange(3)) % 9)
+        return x + (self.scores(x).softmax(1)[..., None] * around).sum(1)
+
+
 gcn, sage, perceptron = MODELS["gcn"], MODELS["sage"], MODELS["mlp"]
 SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "simplify": (gcn, {}),
@@ -101,6 +113,7 @@ SHOWN: dict[str, tuple[Callable[[], OnRelation], dict[str, object]]] = {
     "fuse_cross_entropy": (WithLoss, {}),
     "fuse_kernels": (Rectified, {"rounding": "nearest", "skip": ("fuse_pointwise", "fuse_products")}),
     "recompute_products": (MODELS["gat"], {}),
+    "fuse_weighted_sums": (Neighbours, {}),
     "compress_saved": (gcn, {"bits": 32, "save_bits": SaveBits(2, min_size=0)}),
     "multiply_floats": (gcn, {}),
     "fuse_pointwise": (gcn, {}),

@@ -154,6 +154,18 @@ def _cross_entropy(x: Inputs) -> Iterator[Case]:
             yield Case(label, "cross_entropy_backward", arguments, exact=False)
 
 
+def _weighted_sum(x: Inputs) -> Iterator[Case]:
+    for width in x.widths:
+        index = torch.arange(4 * x.sources).view(-1, 4) % x.sources
+        weights, table, grad = x.floats(x.sources, 4), x.floats(x.sources, width), x.floats(x.sources, width)
+        label = f"width {width}"
+        yield Case(f"{label}, of a table", "weighted_sum", (weights, table, index), exact=False)
+        yield Case(label, "weighted_sum", (weights, x.floats(x.sources, 4, width)), exact=False)
+        yield Case(label, "weighted_sum_bwd_weights", (table, index, grad), exact=False)
+        yield Case(label, "add_rows", (grad, index[:, 0], x.sources), exact=False)
+        yield Case(f"{label}, weighted", "add_rows", (grad, index, x.sources, weights), exact=False)
+
+
 def _pointwise(x: Inputs) -> Iterator[Case]:
     chain = "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = keep(0.4, 9); v4 = drop(v2, v3, 0.4); "
     for width in x.widths:
@@ -364,6 +376,7 @@ FAMILIES: dict[str, Callable[[Inputs], Iterator[Case]]] = {
     "project_rows": _project_rows,
     "gather_rows": _gather_rows,
     "cross_entropy": _cross_entropy,
+    "weighted_sum": _weighted_sum,
 }
 """The cases of each family of ops by name."""
 
