@@ -13,6 +13,7 @@ import gqc.runtime.ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import int4
 from gqc.runtime.reference.attend import attend, attend_bwd
 from gqc.runtime.reference.compress_rows import compress_rows, decompress_rows
+from gqc.runtime.reference.cross_entropy import cross_entropy, cross_entropy_backward
 from gqc.runtime.reference.dropout import dropout, dropout_backward
 from gqc.runtime.reference.edge_softmax import edge_softmax, edge_softmax_bwd
 from gqc.runtime.reference.fused_gemm import qgemm_int8, quantize_qgemm, relu_backward
@@ -220,6 +221,15 @@ def _dropout(x: _Inputs) -> Pairs:
     return [(out, expected), (mask, kept), backward]
 
 
+def _cross_entropy(x: _Inputs) -> Pairs:
+    rows, labels = torch.tensor([3, 0, 30, 3]), torch.tensor([1, _WIDTH - 1, 5, -100])
+    options = ("mean", -100)
+    expected, counted = cross_entropy(x.u, labels, rows, *options)
+    loss, number = x.ops.cross_entropy(x.u, labels, rows, *options)
+    back = torch.tensor(2.0), x.u, labels, rows, counted, *options
+    return [(loss, expected), (number, counted), (x.ops.cross_entropy_backward(*back), cross_entropy_backward(*back))]
+
+
 def _compress_rows(x: _Inputs) -> Pairs:
     compressed = compress_rows(x.u, 2, x.seed, 4, torch.float32)
     got = x.ops.compress_rows(x.u, 2, x.seed, 4, torch.float32)
@@ -265,6 +275,7 @@ FAMILIES: dict[str, Callable[[_Inputs], Pairs]] = {
     "qsddmm": _qsddmm,
     "int4": _int4,
     "dropout": _dropout,
+    "cross_entropy": _cross_entropy,
     "pack_bits": _pack_bits,
     "compress_rows": _compress_rows,
     "project_rows": _project_rows,

@@ -49,6 +49,7 @@ _RESULTS = {
     "gat_bwd": ("", "absmax", "d_el", "d_er"),
     "attend": ("", "absmax", "max", "sum"),
     "attend_bwd": ("", "absmax", "d_k", "d_q", "d_a"),
+    "cross_entropy": ("loss", "counted"),
     "dropout": ("", "mask"),
     "native_dropout": ("", "mask"),
     "native_layer_norm": ("", "mean", "rstd"),

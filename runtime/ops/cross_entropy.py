@@ -2,7 +2,8 @@
 
 The forward reads the logits once and saves nothing but the number of labels. The backward computes the softmax of a row
 again while it is in the cache, which costs less than to read it, and writes the gradient of all rows once. In rows
-whose label is ignored the gradient is 0 even if logits are NaN or Inf there, where torch's is NaN.
+whose label is ignored the gradient is 0 even if logits are NaN or Inf there, where torch's is NaN. On a GPU torch's ops
+compute it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gqc.runtime import kernels
 from gqc.runtime.kernels import dtype_code
 from gqc.runtime.ops.library import define, differentiate
 from gqc.runtime.ops.quantize import check_float
+from gqc.runtime.reference import cross_entropy as reference
 
 REDUCTIONS = ("none", "mean", "sum")
 """As torch numbers them."""
@@ -43,6 +45,8 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     _check("cross_entropy", logits, labels, rows, reduction)
     _check_sizes("cross_entropy", labels, (logits if rows is None else rows).shape[0])
+    if kernels.on_gpu(logits):
+        return reference.cross_entropy(logits, labels, rows, reduction, ignore_index)
     logits, labels, rows = logits.contiguous(), labels.contiguous(), None if rows is None else rows.contiguous()
     loss = kernels.empty(logits, labels.shape if reduction == "none" else (), torch.float32)
     counted = kernels.empty(logits, (), torch.float32)
@@ -85,6 +89,9 @@ def _cross_entropy_backward(
             f"gqc.cross_entropy_backward takes the gradient of the loss, {list(shape)}, and a float32 count of labels, "
             f"and got {list(grad.shape)} and {counted.dtype} {list(counted.shape)}"
         )
+    if kernels.on_gpu(logits):
+        options = (counted, reduction, ignore_index, scattered)
+        return reference.cross_entropy_backward(grad, logits, labels, rows, *options)
     grad, logits, labels = grad.float().contiguous(), logits.contiguous(), labels.contiguous()
     rows = None if rows is None else rows.contiguous()
     gradient = kernels.empty(logits, (logits.shape[0] if scattered is None else scattered, logits.shape[1]))
