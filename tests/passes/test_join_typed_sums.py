@@ -54,6 +54,13 @@ def inputs() -> tuple[dgl.DGLGraph, Tensor, Tensor]:
     return graph, torch.randn(80, WIDTH), torch.randint(RELATIONS, (600,))
 
 
+@pytest.fixture(scope="module")
+def positive() -> tuple[dgl.DGLGraph, Tensor, Tensor]:
+    """Features of one sign: the gradients of weights, sums over rows, do not cancel to the size of INT8's errors."""
+    torch.manual_seed(3)
+    return dgl.rand_graph(400, 3000), torch.rand(400, WIDTH), torch.randint(RELATIONS, (3000,))
+
+
 def step(model: nn.Module, inputs: tuple[dgl.DGLGraph, Tensor, Tensor]) -> list[Tensor]:
     out = model(*inputs)
     loss = sum(part.square().mean() for part in (out if isinstance(out, tuple) else (out,)))
@@ -79,10 +86,10 @@ def test_full_precision_equals_dgl(inputs, layers) -> None:
     assert not {ops.gather_mm.default, ops.gather_mm_bwd_b.default, ops.sddmm.default} & set(found)
 
 
-def test_int8_is_near_and_the_output_layer_stays_float(inputs) -> None:
+def test_int8_is_near_and_the_output_layer_stays_float(positive) -> None:
     model = Layers()
     compiled = gqc.compile(copy.deepcopy(model), min_size=0)
-    for got, want in zip(step(compiled, inputs), step(model, inputs), strict=True):
+    for got, want in zip(step(compiled, positive), step(model, positive), strict=True):
         assert (got - want).norm() < 0.1 * want.norm()
     found = targets(compiled)
     assert found.count(ops.qtyped_spmm.default) == found.count(ops.qtyped_spmm_bwd_b.default) == 1
@@ -90,10 +97,10 @@ def test_int8_is_near_and_the_output_layer_stays_float(inputs) -> None:
     assert "in int8" in next(line for line in str(gqc.explain(compiled)).splitlines() if "typed_mm" in line)
 
 
-def test_weights_of_edges_stay_float_and_so_does_the_gradient_of_the_matrices(inputs) -> None:
+def test_weights_of_edges_stay_float_and_so_does_the_gradient_of_the_matrices(positive) -> None:
     model = Normalized()
     compiled = gqc.compile(copy.deepcopy(model), min_size=0)
-    for got, want in zip(step(compiled, inputs), step(model, inputs), strict=True):
+    for got, want in zip(step(compiled, positive), step(model, positive), strict=True):
         assert (got - want).norm() < 0.1 * want.norm()
     found = targets(compiled)
     assert found.count(ops.qtyped_spmm.default) == 1
