@@ -122,6 +122,19 @@ def test_bfloat16_output_and_its_absmax_are_rounded_alike() -> None:
     assert absmax == out.float().abs().max()
 
 
+@pytest.mark.parametrize("rows", [50, 70_000])
+def test_every_float_is_rounded_to_bfloat16_as_torch_does(isa: str, rows: int) -> None:
+    """NaN, Inf, subnormals and ties among them; the longer result is streamed."""
+    ends = torch.arange(rows, dtype=torch.int32)
+    g = from_edges(ends, ends, rows, rows)
+    ones, bits = torch.ones(rows, 1, dtype=torch.int8), torch.randint(-(2**31), 2**31, (rows, 130))
+    bits[:, ::3] = bits[:, ::3] & ~0xFFFF | 0x8000
+    arguments = ones, torch.tensor(1.0), bits.int().view(torch.float32), None
+    out, _ = gqc.qspmm(g, "mul", *arguments, torch.bfloat16)
+    exact, _ = gqc.qspmm(g, "mul", *arguments, torch.float32)
+    torch.testing.assert_close(out, exact.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_max_and_min_equal_reference(backend: str, reduce: str, shape: tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@
 #include "common/scalar.h"
 #include "cpu/graph/row_blocks.h"
 #include "cpu/graph/row_sums.h"
-#include "cpu/stream.h"
+#include "cpu/write.h"
 
 namespace gqc::GQC_ISA {
 
@@ -48,13 +48,13 @@ class RowWriter {
     template <typename T>
     void write(int64_t first, int64_t last, T* out) {
         const int64_t count = (last - first) * job_.width;
-        T* const elements = job_.streamed ? reinterpret_cast<T*>(rounded_.get()) : out;
+        T* const scratch = reinterpret_cast<T*>(rounded_.get());
         float* const values = job_.streamed ? tile_.get() : floats_for(out, tile_.get());
         job_.sums(first, last, values);
         if (job_.output.factors) {
             if (!std::is_same_v<T, float>) {
-                store_all(values, count, elements);
-                load_all(elements, count, values);
+                store_all(values, count, scratch);
+                load_all(scratch, count, values);
             }
             scale(first, last, values);
         }
@@ -64,11 +64,7 @@ class RowWriter {
             largest = m > largest ? m : largest;
         }
         seen_ = largest;
-        store_all(values, count, elements);
-        if (job_.streamed) {
-            const void* const from = std::is_same_v<T, float> ? static_cast<const void*>(values) : elements;
-            stream(from, count * static_cast<int64_t>(sizeof(T)), out);
-        }
+        write_all(values, count, out, scratch, job_.streamed);
     }
 
     void scale(int64_t first, int64_t last, float* values) const {
