@@ -11,5 +11,7 @@ def test_every_cpu_kernel_has_a_launcher() -> None:
     programs = {f"{product}_pointwise" for product in ("mm", "spmm", "qspmm", "qgemm", "quantize_qgemm")}
     attention = {"attend", "attend_bwd"}
     losses = {"cross_entropy", "cross_entropy_backward"}
-    without = {"mm", "pointwise", *programs, *typed, *attention, *losses}  # run as torch's or gqc's other ops on a GPU
+    sums = {"weighted_sum", "weighted_sum_bwd_weights", "add_rows"}
+    # Run as torch's or gqc's other ops on a GPU.
+    without = {"mm", "pointwise", *programs, *typed, *attention, *losses, *sums}
     assert set(native.SIGNATURES) - set(LAUNCHERS) == without
