@@ -12,6 +12,7 @@ from gqc.passes.backward_reading import Reading
 from gqc.passes.compressed_rows import Rows
 from gqc.passes.held_rows import gather_again, gathers_held_rows
 from gqc.passes.kept_as_is import EXACT_STATISTIC, KeptAsIs
+from gqc.passes.loss_operands import FEWEST_BITS_OF_LOSS, loss_operands
 from gqc.passes.nodes import (
     FOR_BACKWARD,
     FORWARD,
@@ -45,7 +46,8 @@ def compress_saved(joint: JointGraph, policy: Policy) -> Report:
         the backward the decompressed tensor from its first reader on. Masks, derivatives of activations and whatever
         else is not linear in a compressed tensor are computed in the forward, from the exact one. Rows of an embedding
         or another table that the caller holds are gathered again instead. What the caller holds, results of the model,
-        integers, what is made of graph structure alone, and small tensors stay as they are.
+        integers, what is made of graph structure alone, and small tensors stay as they are. What a loss inside the model
+        reads has 8 bits at least.
     Ensures: the forward, bit for bit; with stochastic rounding the expectation of gradients, but for what
         normalizations and softmaxes multiply a rounded value with itself.
     """
@@ -66,6 +68,7 @@ class _Compression:
     def __init__(self, joint: JointGraph, saves: SaveBits, report: Report) -> None:
         self.joint, self.saves, self.report = joint, saves, report
         self.late = tangent_dependent(joint)
+        self.of_loss = loss_operands(joint)
         self.kept, self.repeats = KeptAsIs(joint, saves), set[fx.Node]()
         self._found: dict[fx.Node, Rows] = {}
         self._again: set[fx.Node] = set()
@@ -140,23 +143,28 @@ class _Compression:
 
     def _rows(self, node: fx.Node) -> Rows:
         if node not in self._found:
-            bits = max(asked_bits(node, self.saves, self.late)[1], fewest_bits(node, self.late, self._again)[0])
+            bits = max(asked_bits(node, self.saves, self.late)[1], self._fewest(node)[0])
             self._found[node] = self._rows_of(node, bits)
         return self._found[node]
 
     def _rows_of(self, node: fx.Node, bits: int) -> Rows:
-        fewest, _ = fewest_bits(node, self.late, self._again)
+        fewest, _ = self._fewest(node)
         return Rows.of(bits, self.saves, node.meta["val"], project=fewest == 1)
+
+    def _fewest(self, node: fx.Node) -> tuple[int, str]:
+        if node in self.of_loss:
+            return FEWEST_BITS_OF_LOSS, "the loss reads it"
+        return fewest_bits(node, self.late, self._again)
 
     def _widths(self, node: fx.Node) -> dict[int, int]:
         """Bytes of a tensor by bits."""
-        fewest, value = fewest_bits(node, self.late, self._again)[0], node.meta["val"]
+        fewest, value = self._fewest(node)[0], node.meta["val"]
         return {bits: self._rows_of(node, bits).nbytes(value) for bits in SAVED_WIDTHS if bits >= fewest}
 
     def _why(self, node: fx.Node, rows: Rows) -> str:
         entry, width = asked_bits(node, self.saves, self.late)
         asked = f"save_bits={width}" if entry is None else f"save_bits[{entry!r}]={width}"
-        return asked if width == rows.bits else f"{asked}, but {fewest_bits(node, self.late, self._again)[1]}"
+        return asked if width == rows.bits else f"{asked}, but {self._fewest(node)[1]}"
 
 
 def _projected(rows: Rows) -> str:

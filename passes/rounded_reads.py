@@ -52,7 +52,7 @@ _LINEAR_IN_ONE = {
 }
 """Ops that are linear in one of these operands, if the others are exact; ``where`` in both."""
 
-_DERIVATIVES = frozenset(
+DERIVATIVES = frozenset(
     getattr(aten, f"{name}_backward").default
     for name in (
         *("tanh", "sigmoid", "silu", "gelu", "elu", "hardtanh", "hardswish", "hardsigmoid", "softplus", "mish"),
@@ -172,7 +172,7 @@ def let_read_linearly(node: fx.Node, late: Container[fx.Node]) -> None:
     The derivative of an activation and the inverse of a divisor are computed in the forward, where the gradients
     multiply them; what only says how large a result is becomes an empty tensor.
     """
-    if node.target in _DERIVATIVES and any(_is_early(n, late) for n in node.args):
+    if node.target in DERIVATIVES and any(_is_early(n, late) for n in node.args):
         gradient, *rest = node.args
         read = [n for n in rest if isinstance(n, fx.Node)]
         with node.graph.inserting_before(max(read).next):

@@ -306,3 +306,32 @@ def test_rows_of_an_embedding_are_gathered_again():
     torch.testing.assert_close(results[1][0], results[0][0], rtol=0, atol=0)
     for exact, found in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(found, exact, rtol=0.05, atol=0.05 * exact.abs().max().item())
+
+
+class Ranking(nn.Module):
+    """Items behind a layer, of which a loss compares two that are much alike for a user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, users: Tensor, items: Tensor, chosen: Tensor, others: Tensor) -> Tensor:
+        hidden = torch.tanh(self.layer(items))
+        better, worse = hidden.index_select(0, chosen), hidden.index_select(0, others)
+        return F.softplus((users * (worse - better)).sum(1)).mean() + 1e-3 * better.square().sum()
+
+
+def test_what_a_loss_reads_has_8_bits():
+    model, users = Ranking(), torch.randn(30, 16, requires_grad=True)
+    items = torch.randn(1, 16) + 0.02 * torch.randn(60, 16)
+    pairs = torch.randperm(60).view(2, 30)
+    low = gqc.compile(model, bits=32, save_bits=SaveBits(2, min_size=0))
+    loss, want = low(users, items, *pairs), model(users, items, *pairs)
+    torch.testing.assert_close(loss, want)
+    (got,), (exact,) = (torch.autograd.grad(result, users) for result in (loss, want))
+    assert (got - exact).norm() <= 0.1 * exact.norm()  # in 2 bits about half of it
+    plans = [p for stage in gqc.explain(low).variants[0].stages for p in stage.plan if p.after]
+    of_loss = [p for p in plans if p.reason == "save_bits=2, but the loss reads it"]
+    assert len(of_loss) >= 2
+    assert {p.how for p in of_loss} == {"compressed to 8 bits"}
+    assert any(p.how == "compressed to 2 bits" for p in plans)  # what the layer reads
