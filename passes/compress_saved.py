@@ -46,7 +46,7 @@ def compress_saved(joint: JointGraph, policy: Policy) -> Report:
         the backward the decompressed tensor from its first reader on. Masks, derivatives of activations and whatever
         else is not linear in a compressed tensor are computed in the forward, from the exact one. Rows of an embedding
         or another table that the caller holds are gathered again instead. What the caller holds, results of the model,
-        integers, what is made of graph structure alone, and small tensors stay as they are. What a loss inside the model
+        integers, what is made of graph structure alone, and small tensors stay as they are. What a loss in the model
         reads has 8 bits at least.
     Ensures: the forward, bit for bit; with stochastic rounding the expectation of gradients, but for what
         normalizations and softmaxes multiply a rounded value with itself.
