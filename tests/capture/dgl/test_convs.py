@@ -22,7 +22,7 @@ CONVS_WITHOUT_CASE = {
 @in_every_mode
 def test_equals_eager(case: Case, training: bool):
     model = case.build().train(training)
-    captured = check(model, SIZES, case.inputs, case.kwargs, rtol=case.rtol)
+    captured = check(model, SIZES, case.inputs, case.kwargs)
     islands = [i for i in captured.islands if not isinstance(i, StructureIsland)]
     assert len(islands) == case.islands, [(i.name, i.reason) for i in islands]
 
