@@ -84,18 +84,17 @@ class _Fusion:
 
     def knows_size(self) -> bool:
         """Whether an input has all elements, those that keep their shape broadcast to the size or tell its axes."""
-        if any(is_same_size(_shape(n), size_of(node)) for node in self.group.members for n in self._read_by(node)):
+        read = self._read()
+        if any(is_same_size(_shape(n), size_of(node)) for node, n in read):
             return True
-        lengths = [n for node in self._read() for n in _shape(node)]
+        lengths = [length for _, n in read for length in _shape(n)]
         return all(isinstance(n, int) or any(is_same(n, other) for other in lengths) for n in self.group.size)
 
-    def _read(self) -> list[fx.Node]:
-        return [n for node in self.group.members for n in self._read_by(node)]
-
-    def _read_by(self, node: fx.Node) -> list[fx.Node]:
-        inside = {value for member in self.group.members for value in values_of(member)}
-        floats = [n for n in map(unexpanded, operands_of(node)) if n.meta["val"].is_floating_point()]
-        return [n for n in floats if holder(n) not in inside]
+    def _read(self) -> list[tuple[fx.Node, fx.Node]]:
+        """The floats from outside that members read, with the member."""
+        inside = {value for node in self.group.members for value in values_of(node)}
+        read = [(node, unexpanded(n)) for node in self.group.members for n in operands_of(node)]
+        return [(node, n) for node, n in read if n.meta["val"].is_floating_point() and holder(n) not in inside]
 
     # ---- the program
 
