@@ -12,6 +12,7 @@
 #include "cpu/pointwise/math.h"
 #include "cpu/stream.h"
 #include "cpu/wide.h"
+#include "cpu/write.h"
 
 namespace gqc::GQC_ISA {
 namespace {
@@ -264,7 +265,7 @@ Error gradient_of(int64_t threads, const Logits<T>& logits, bool gathered, const
     const ByRow by_row(selected);
     if (!by_row.ok()) return kOutOfMemory;
     const int64_t values = selected.rows * classes;
-    const bool streamed = is_streamed(values * static_cast<int64_t>(sizeof(T)));
+    const bool streamed = std::is_same_v<T, float> && is_streamed(values * static_cast<int64_t>(sizeof(T)));
     Refusal refusal;
 #pragma omp parallel num_threads(team(threads, values * 4))
     {
@@ -278,13 +279,8 @@ Error gradient_of(int64_t threads, const Logits<T>& logits, bool gathered, const
             for (int64_t r = first; r < last; ++r)
                 row_gradient(logits, gathered, selected, by_row, gradients, r, &place,
                              block.get() + (r - first) * classes);
-            const int64_t count = (last - first) * classes;
-            if constexpr (!std::is_same_v<T, float>)
-                store_all(block.get(), count, out + first * classes);
-            else if (streamed)
-                stream(block.get(), count * static_cast<int64_t>(sizeof(float)), out + first * classes);
-            else
-                std::memcpy(out + first * classes, block.get(), static_cast<size_t>(count) * sizeof(float));
+            T* const scratch = nullptr;  // nothing is streamed that needs it
+            write_all(block.get(), (last - first) * classes, out + first * classes, scratch, streamed);
         }
         end_stream();
     }
