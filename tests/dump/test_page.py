@@ -127,6 +127,20 @@ def test_every_pass_can_be_clicked(page):
     assert any(name.endswith("_quantized") for name in drawn)
 
 
+def test_the_address_follows_steps_of_any_speed(page):
+    """Chromium refuses to change an address much more than 200 times in ten seconds, and says so in its log."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    names = page.values("#passes button", "data-pass")
+    button = f'#passes button[data-pass="{names[1]}"]'
+    click = "for (let i = 0; i < 300; i++) document.querySelector(arguments[0]).click()"
+    page.browser.execute_script(click, button)
+    WebDriverWait(page.browser, 10).until(lambda browser: f"pass={names[1]}" in browser.current_url)
+    page.browser.refresh()
+    assert page.text("#details h3") == names[1]
+    assert page.one("#passes button.on").get_attribute("data-pass") == names[1]
+
+
 @BOTH
 def test_saved_values_stand_between_the_halves(page):
     decided = json.loads((page.stage / "reasons.json").read_text())

@@ -139,12 +139,18 @@ function showTabs() {
   for (const [id] of TABS) $(id).hidden = id !== state.tab;
   $("foot").hidden = state.tab !== "graph";
 }
-function go(change) {
-  const redraw = "pass" in change && change.pass !== state.pass || "every" in change;
-  Object.assign(state, change);
+let addressing = 0;
+// The address names what is shown. It waits for quick steps to end: browsers refuse changes beyond some 200 in ten seconds.
+function address() {
+  addressing = 0;
   const hash = new URLSearchParams({ pass: current().name, tab: state.tab });
   if (state.node) hash.set("node", state.node);
   history.replaceState(null, "", "#" + hash);
+}
+function go(change) {
+  const redraw = "pass" in change && change.pass !== state.pass || "every" in change;
+  Object.assign(state, change);
+  addressing ||= setTimeout(address, 100);
   showPasses();
   showTabs();
   if (redraw) draw();
