@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,8 +33,6 @@ PAIR_INT8 = (
     "return int8(v2, 3, 8, 1), bits(v3), float32(x1), int8(x1, 6, 8, 0), float32(sum(v1, 0))"
 )
 """Of two products, x0 and x1."""
-SUM = {FLOATS: 7, INT8: 7}
-"""Which result is added up in another order; an int8 result is two."""
 SHAPES = [(1, 1, 1), (45, 40, 100), (131, 47, 130), (70, 130, 64), (33, 16, 602), (600, 5, 3), (40, 8, 0)]
 
 
@@ -62,12 +61,23 @@ def composed(
     return gqc.pointwise([x, *inputs], SEED, program, x.shape)
 
 
-def assert_same(got: Sequence[Tensor], want: Sequence[Tensor], added_up: int) -> None:
-    """Bit for bit but for a sum, for which blocks of rows are added up in another order."""
+def assert_same(
+    got: Sequence[Tensor], product: Tensor, inputs: Sequence[Tensor], program: str, size: Sequence[int] | None = None
+) -> None:
+    """Bit for bit the program of the product, but for a sum over rows, which blocks add up in another order."""
+    want = composed(product, inputs, program, size)
     assert len(got) == len(want)
-    for i, (x, y) in enumerate(zip(got, want, strict=True)):
-        tolerance = 1e-5 * float(y.abs().nan_to_num().max()) if i == added_up and y.numel() else 0
-        torch.testing.assert_close(x, y, rtol=tolerance and 1e-5, atol=tolerance, equal_nan=True)
+    tolerances: list[Tensor | None] = [None] * len(want)
+    summed = re.search(r"sum\((\w+), 0\)", program)
+    if summed:  # the last result
+        steps = "".join(program.partition("return ")[:2])
+        (summands,) = composed(product, inputs, f"{steps}float32({summed[1]})", size)
+        tolerances[-1] = 1e-5 * summands.abs().sum(0)
+    for x, y, tolerance in zip(got, want, tolerances, strict=True):
+        near = (x == y) | (x.isnan() & y.isnan())  # float16 products overflow
+        if tolerance is not None:
+            near |= (x - y).abs() <= tolerance
+        assert near.all()
 
 
 @pytest.mark.parametrize("program", [FLOATS, INT8])
@@ -79,7 +89,7 @@ def test_product_and_program(isa: str, program: str) -> None:
         product, _ = gqc.qgemm(*operands, False, trans_b, None, dtype)
         arguments = inputs_of(m, n)
         got = gqc.qgemm_pointwise(*operands, trans_b, dtype, arguments, SEED, program)
-        assert_same(got, composed(product, arguments, program), SUM[program])
+        assert_same(got, product, arguments, program)
 
 
 @pytest.mark.parametrize("program", [FLOATS, INT8])
@@ -94,7 +104,7 @@ def test_product_of_what_it_quantizes_and_program(isa: str, program: str) -> Non
         assert torch.equal(q, want[0])
         assert torch.equal(q_scale, want[1])
         product, _ = gqc.qgemm(q, q_scale, b, scale, False, trans_b, None, dtype)
-        assert_same(got, composed(product, inputs, program), SUM[program])
+        assert_same(got, product, inputs, program)
 
 
 @pytest.mark.parametrize("program", [PAIR, PAIR_INT8])
@@ -108,12 +118,12 @@ def test_two_products_and_program(isa: str, program: str) -> None:
         product, _ = gqc.qgemm(a, scale, *weight[:2], False, trans_b, None, dtype)
         got = gqc.qgemm_pointwise(a, scale, *weight, inputs, SEED, program, None, *second)
         beside = [product_of(second, dtype), *inputs]
-        assert_same(got, composed(product, beside, program), len(got) - 1)
+        assert_same(got, product, beside, program)
         q, scale, *got = gqc.quantize_qgemm_pointwise(
             x, None, SEED, 11, 8, True, *weight, inputs, program, None, *second
         )
         product, _ = gqc.qgemm(q, scale, *weight[:2], False, trans_b, None, dtype)
-        assert_same(got, composed(product, beside, program), len(got) - 1)
+        assert_same(got, product, beside, program)
 
 
 def test_program_that_looks_at_heads(isa: str) -> None:
@@ -123,7 +133,7 @@ def test_program_that_looks_at_heads(isa: str) -> None:
     program = "v0 = mul(x0, x1); return float32(sum(v0, -1)), int8(x0, 2, 8, 1), float32(sum(v0, 0))"
     attention, size = [torch.randn(heads, width)], [m, heads, width]
     got = gqc.qgemm_pointwise(*operands, False, torch.bfloat16, attention, SEED, program, size)
-    assert_same(got, composed(product, attention, program, size), 3)
+    assert_same(got, product, attention, program, size)
 
 
 def test_rows_of_a_program_may_lie_across_those_of_the_product() -> None:
@@ -131,7 +141,7 @@ def test_rows_of_a_program_may_lie_across_those_of_the_product() -> None:
     product, _ = gqc.qgemm(*operands, False, False, None, torch.float32)
     program, size, factors = "v0 = mul(x0, x1); return float32(v0)", [12, 4], [torch.rand(4)]
     got = gqc.qgemm_pointwise(*operands, False, torch.float32, factors, None, program, size)
-    assert_same(got, composed(product, factors, program, size), -1)
+    assert_same(got, product, factors, program, size)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)])
@@ -139,7 +149,7 @@ def test_nothing_to_multiply(m: int, n: int, k: int) -> None:
     operands, inputs = (int8(m, k), torch.rand(()), int8(k, n), torch.rand(())), inputs_of(m, n)
     product, _ = gqc.qgemm(*operands, False, False, None, torch.float32)
     got = gqc.qgemm_pointwise(*operands, False, torch.float32, inputs, SEED, INT8)
-    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+    assert_same(got, product, inputs, INT8)
     x = torch.randn(m, k)
     q, _, *got = gqc.quantize_qgemm_pointwise(
         x, None, SEED, 1, 8, True, operands[2], operands[3], False, torch.float32, inputs, INT8
@@ -173,7 +183,7 @@ def test_any_layout_of_the_operands() -> None:
     operands = (a, torch.rand(()), b, torch.rand(()))
     product, _ = gqc.qgemm(*operands, False, False, None, torch.float32)
     got = gqc.qgemm_pointwise(*operands, False, torch.float32, inputs, SEED, INT8)
-    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+    assert_same(got, product, inputs, INT8)
 
 
 def test_results_do_not_depend_on_threads_or_instruction_set() -> None:
@@ -202,18 +212,18 @@ def test_the_longest_contraction() -> None:
     operands, inputs = (int8(m, k), torch.rand(()), int8(n, k), torch.rand(())), inputs_of(m, n)
     product, _ = gqc.qgemm(*operands, False, True, None, torch.float32)
     got = gqc.qgemm_pointwise(*operands, True, torch.float32, inputs, SEED, INT8)
-    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+    assert_same(got, product, inputs, INT8)
     x = torch.randn(m, k)
     q, scale, *got = gqc.quantize_qgemm_pointwise(
         x, None, SEED, 1, 8, True, *operands[2:], True, torch.float32, inputs, INT8
     )
     product, _ = gqc.qgemm(q, scale, *operands[2:], False, True, None, torch.float32)
-    assert_same(got, composed(product, inputs, INT8), SUM[INT8])
+    assert_same(got, product, inputs, INT8)
     short, long = second_of(m, n, 5, True, None), (*operands, True, None)
     for first, second in ((operands, short), (short[:4], long)):
         got = gqc.qgemm_pointwise(*first, True, torch.float32, inputs, SEED, PAIR, None, *second)
         product, _ = gqc.qgemm(*first, False, True, None, torch.float32)
-        assert_same(got, composed(product, [product_of(second, torch.float32), *inputs], PAIR), 2)
+        assert_same(got, product, [product_of(second, torch.float32), *inputs], PAIR)
 
 
 def test_what_does_not_fit_is_named() -> None:
