@@ -12,6 +12,7 @@
 #include "cpu/gemm/positive_bits.h"
 #include "cpu/rounding.h"
 #include "cpu/stream.h"
+#include "cpu/write.h"
 
 namespace gqc::GQC_ISA {
 
@@ -54,27 +55,10 @@ struct FloatOutput {
                 round_all<Out>(values_.get(), elements);
                 output_.positive.write(values_.get(), i0, count);
             }
-            if (output_.streamed)
-                stream(in_type(values_.get(), elements, rounded_.get()), elements * sizeof(Out), to);
-            else
-                write(values_.get(), elements, to);
+            write_all(values_.get(), elements, to, rounded_.get(), output_.streamed);
         }
 
       private:
-        static void write(const float* values, int64_t count, float* to) {
-            std::memcpy(to, values, static_cast<size_t>(count) * sizeof(float));
-        }
-        template <typename T>
-        static void write(const float* values, int64_t count, T* to) {
-            store_all(values, count, to);
-        }
-        static const float* in_type(const float* values, int64_t, float*) { return values; }
-        template <typename T>
-        static const T* in_type(const float* values, int64_t count, T* scratch) {
-            store_all(values, count, scratch);
-            return scratch;
-        }
-
         const FloatOutput& output_;
         Buffer<float> values_;
         Buffer<Out> rounded_;

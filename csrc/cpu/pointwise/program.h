@@ -167,7 +167,7 @@ class Program {
             const Plan& plan = program_.plan_;
             int64_t parts = (program_.tile_ + kStrip - 1) / kStrip;
             for (int64_t i = 0; i < plan.results; ++i)
-                if (is_written(i)) parts += parts_of(plan.result[i].form, program_.tile_);
+                if (is_written(i) && !steps_.writes(i)) parts += parts_of(plan.result[i].form, program_.tile_);
             return parts;
         }
 
@@ -176,10 +176,13 @@ class Program {
             int64_t part = 0;
             const auto step = [&] { loader_.ask_for_next(tile, part++, parts_); };
             loader_.load(tile, computed_.get() + at, program_.most_, buffers_.get());
-            GQC_ISA::run(steps_, tile, program_.seed_, &largest(0), step);
             float* const scratch = buffers_.get() + plan.slots() * capacity_;
+            const auto write = [&](const Step& made, Values a, int64_t strip) __attribute__((always_inline)) {
+                program_.target(made.written)->write_strip(made, a, tile, strip, scratch);
+            };
+            GQC_ISA::run(steps_, tile, program_.seed_, &largest(0), write, step);
             for (int64_t i = 0; i < plan.results; ++i) {
-                if (is_written(i)) program_.target(i)->write(plan, tile, chunk, scratch, step);
+                if (is_written(i) && !steps_.writes(i)) program_.target(i)->write(plan, tile, chunk, scratch, step);
                 if (looks_for(i) && !steps_.looks_for(i))
                     largest(i)[0] = raise(tile.slots[plan.result[i].slot], tile.count, largest(i)[0]);
             }

@@ -52,6 +52,16 @@ inline int operands_of(Op op) {
     return in_registers ? in_registers : kMost;
 }
 
+// Whether vectors of a result can be written as they are.
+inline bool goes_from_registers([[maybe_unused]] const Result& result) {
+#if defined(__AVX2__)
+    const Form form = result.form;
+    return result.sum == Sum::none && (form == Form::float32 || form == Form::bfloat16 || form == Form::bits);
+#else
+    return false;
+#endif
+}
+
 constexpr int64_t kNone = -1;
 
 // An instruction on a strip. Where `held` is kNone it works from memory to memory. Otherwise operand `held` is in
@@ -63,6 +73,7 @@ struct Step {
     int64_t others[2];  // the slots of the other operands, in order, or kNone
     bool saves;         // the result to its slot
     int64_t result;     // of the program, whose largest magnitude is looked for in registers, or kNone
+    int64_t written;    // a result of the program that goes from registers to its output, or kNone
 
     // Where these slots are for a tile.
     const float* load;
@@ -75,12 +86,17 @@ struct Step {
 class Steps {
   public:
     // is_needed(i): of instruction i; is_looked_for(i): whether the largest magnitude of result i is; is_written(i):
-    // whether result i is read from its slot.
+    // whether result i goes to its output.
     template <typename IsNeeded, typename IsLookedFor, typename IsWritten>
     Steps(const Plan& plan, const IsNeeded& is_needed, const IsLookedFor& is_looked_for, const IsWritten& is_written)
-        : plan_(plan), steps_(plan.instructions + 1), looked_for_(plan.results + 1), repeats_(plan.slots() + 1) {
+        : plan_(plan),
+          steps_(plan.instructions + 1),
+          looked_for_(plan.results + 1),
+          written_(plan.results + 1),
+          repeats_(plan.slots() + 1) {
         if (!ok()) return;
         looked_for_.clear();
+        written_.clear();
         for (int64_t i = 0; i < plan.instructions; ++i)
             if (is_needed(i)) steps_[count_++].instruction = plan.instruction + i;
         int64_t held = kNone;
@@ -89,12 +105,15 @@ class Steps {
         find_repeated();
     }
 
-    bool ok() const { return steps_.ok() && looked_for_.ok() && repeats_.ok(); }
+    bool ok() const { return steps_.ok() && looked_for_.ok() && written_.ok() && repeats_.ok(); }
     const Step* begin() const { return steps_.get(); }
     const Step* end() const { return steps_.get() + count_; }
 
     // Whether a step looks for the largest magnitude of result i.
     bool looks_for(int64_t result) const { return looked_for_[result]; }
+
+    // Whether a step writes result i.
+    bool writes(int64_t result) const { return written_[result]; }
 
     // Whether a slot has one number for each vector: its numbers are alike within each vector, as those of constants
     // and of inputs without the last axis.
@@ -132,7 +151,8 @@ class Steps {
     int64_t plan_step(int64_t i, int64_t held) {
         const Instruction& instruction = *steps_[i].instruction;
         const int count = operands_in_registers(instruction.op);
-        Step step{&instruction, kNone, kNone, {kNone, kNone}, count == 0, kNone, nullptr, {}, nullptr, false, {}};
+        Step step{&instruction, kNone,   kNone, {kNone, kNone}, count == 0, kNone,
+                  kNone,        nullptr, {},    nullptr,        false,      {}};
         const int first = count == 3 ? 1 : 0;  // not the mask of a choice
         for (int k = first; held != kNone && k < count && step.held == kNone; ++k)
             if (instruction.operands[k] == held) step.held = k;
@@ -158,7 +178,12 @@ class Steps {
         while (last >= 0 && steps_[last].instruction->result != plan_.result[r].slot) --last;
         if (last < 0) return;
         Step& step = steps_[last];
-        if (is_written) step.saves = true;
+        if (is_written && step.held != kNone && step.written == kNone && goes_from_registers(plan_.result[r])) {
+            step.written = r;
+            written_[r] = 1;
+        } else if (is_written) {
+            step.saves = true;
+        }
         if (!is_looked_for) return;
         if (step.held != kNone && step.result == kNone) {
             step.result = r;
@@ -193,7 +218,7 @@ class Steps {
 
     const Plan& plan_;
     const Buffer<Step> steps_;
-    const Buffer<uint8_t> looked_for_, repeats_;
+    const Buffer<uint8_t> looked_for_, written_, repeats_;
     int64_t count_ = 0;
 };
 

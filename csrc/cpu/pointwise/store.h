@@ -4,40 +4,31 @@
 #include <cmath>
 
 #include "cpu/pointwise/load.h"
-#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
-
-// scratch: for `count` floats.
-template <typename T>
-inline void store_run(const float* from, int64_t count, T* out, float* scratch, bool streamed) {
-    T* const to = streamed ? reinterpret_cast<T*>(scratch) : out;
-    store_all(from, count, to);
-    if (streamed) stream(to, count * static_cast<int64_t>(sizeof(T)), out);
-}
-inline void store_run(const float* from, int64_t count, float* out, float*, bool streamed) {
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
-    if (streamed)
-        stream(from, bytes, out);
-    else
-        std::memcpy(out, from, static_cast<size_t>(bytes));
-}
 
 inline void store_bool(const float* from, int64_t count, uint8_t* out) {
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(bits_of(from[i]) & 1u);
 }
 
+#if defined(__AVX2__)
+// The lanes' first bits side by side.
+inline void store_mask(Floats lanes, uint8_t* out) {
+#    if defined(__AVX512F__)
+    const uint16_t sixteen = _mm512_movepi32_mask((__m512i)lanes);
+    std::memcpy(out, &sixteen, sizeof sixteen);
+#    else
+    *out = static_cast<uint8_t>(_mm256_movemask_ps((__m256)lanes));
+#    endif
+}
+#endif
+
 // Bits first .. first + count of a packed mask; first is a multiple of 8. The last byte is filled up with zeros.
 inline void store_bits(const float* from, int64_t first, int64_t count, uint8_t* mask) {
     uint8_t* const bytes = mask + first / 8;
     int64_t i = 0;
-#if defined(__AVX512F__)
-    for (; i + 16 <= count; i += 16) {
-        const uint16_t sixteen = _mm512_movepi32_mask(_mm512_loadu_si512(from + i));
-        std::memcpy(bytes + i / 8, &sixteen, sizeof sixteen);
-    }
-#elif defined(__AVX2__)
-    for (; i + 8 <= count; i += 8) bytes[i / 8] = static_cast<uint8_t>(_mm256_movemask_ps(_mm256_loadu_ps(from + i)));
+#if defined(__AVX2__)
+    for (; i + kWide <= count; i += kWide) store_mask(load_wide(from + i), bytes + i / 8);
 #endif
     for (; i < count; i += 8) {
         uint32_t byte = 0;

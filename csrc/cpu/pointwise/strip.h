@@ -45,12 +45,15 @@ GQC_INLINE void each(Pack<Count> a, const F& f) {
         each<Count / 2, First + Count / 2>(a.high, f);
     }
 }
-
-// To bfloat16 and back.
-inline Floats in_bfloat16(Floats x) {
-    const Ints bits = bits_of(x);
-    const Ints rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & static_cast<int32_t>(0xffff0000u);
-    return as_floats(x != x ? broadcast<kWide>(0x7fc00000) : rounded);
+// f(vector j, vector j + 1, j) for each two.
+template <int Count, int First = 0, typename F>
+GQC_INLINE void each_two(Pack<Count> a, const F& f) {
+    if constexpr (Count == 2) {
+        f(a.low.x, a.high.x, First);
+    } else {
+        each_two<Count / 2, First>(a.low, f);
+        each_two<Count / 2, First + Count / 2>(a.high, f);
+    }
 }
 
 // Vectors of an operand in memory; read where they are used, they need no register.
@@ -171,9 +174,11 @@ GQC_INLINE Values apply(const Step& step, Values a, int64_t at) {
                                  : choose(step, a, first + at, Each{second + at});
 }
 
-// Carries out the steps on a tile. largest: of each result that is looked for; next(): called for each strip.
-template <typename Next>
-inline void run(const Steps& steps, const Tile& tile, const int64_t* seed, Ints* largest, const Next& next) {
+// Carries out the steps on a tile. largest: of each result that is looked for; write(step, values, at): the result
+// step.written; next(): called for each strip.
+template <typename Write, typename Next>
+inline void run(const Steps& steps, const Tile& tile, const int64_t* seed, Ints* largest, const Write& write,
+                const Next& next) {
     steps.bind(tile.slots);
     const Step* const end = steps.end();
     for (int64_t at = 0; at < tile.count; at += kStrip) {
@@ -194,6 +199,7 @@ inline void run(const Steps& steps, const Tile& tile, const int64_t* seed, Ints*
                 each(a, [&](Floats x, int j) { put(to + j * kWide, x); });
             }
             if (step->result != kNone) look(a, tile.count - at, largest + step->result);
+            if (step->written != kNone) write(*step, a, at);
         }
     }
 }

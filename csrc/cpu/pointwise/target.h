@@ -1,8 +1,11 @@
 // Where a result of a program goes, tile by tile.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/pointwise/store.h"
 #include "cpu/rounding.h"
+#include "cpu/write.h"
 
 namespace gqc::GQC_ISA {
 
@@ -35,15 +38,60 @@ struct Target {
                     store(out + (first + at) / width, sum_of_row(values + at, width));
             });
         }
+        write_run(values, first, count, scratch);
+    }
+
+    // The strip of a tile from `at` on, whose values are in registers: by way of their slot where vectors do not fit.
+    __attribute__((always_inline)) void write_strip(const Step& step, Values a, const Tile& tile, int64_t at,
+                                                    float* scratch) const {
+        const int64_t first = tile.first + at, left = tile.count - at;
+        if (left >= kStrip && takes_vectors(first))
+            return put_vectors(a, first, step.instruction->op == Op::to_bfloat16);
+        float* const slot = step.save + at;
+        each(a, [&](Floats x, int j) { put(slot + j * kWide, x); });
+        write_run(slot, first, left < kStrip ? left : kStrip, scratch);
+    }
+
+    void write_run(const float* values, int64_t first, int64_t count, float* scratch) const {
         switch (result.form) {
             case Form::boolean:
                 return store_bool(values, count, static_cast<uint8_t*>(to) + first);
             case Form::bits:
                 return store_bits(values, first, count, static_cast<uint8_t*>(to));
             default:
-                with_form(to, result.form,
-                          [&](auto* out) { store_run(values, count, out + first, scratch, streamed); });
+                with_form(to, result.form, [&](auto* out) {
+                    using T = std::remove_pointer_t<decltype(out)>;
+                    write_all(values, count, out + first, reinterpret_cast<T*>(scratch), streamed);
+                });
         }
+    }
+
+    bool takes_vectors(int64_t first) const {
+        const uintptr_t at = reinterpret_cast<uintptr_t>(to) + static_cast<uintptr_t>(first * bytes_of(result.form));
+        return !streamed || at % kStreamedVector == 0;
+    }
+
+    // narrowed: the values are numbers of bfloat16.
+    __attribute__((always_inline)) void put_vectors([[maybe_unused]] Values a, [[maybe_unused]] int64_t first,
+                                                    [[maybe_unused]] bool narrowed) const {
+#if defined(__AVX2__)
+        if (result.form == Form::float32) {
+            float* const out = static_cast<float*>(to) + first;
+            each(a, [&](Floats x, int j) { put_vector(x, out + j * kWide, streamed); });
+        } else if (result.form == Form::bfloat16) {
+            bfloat16* const out = static_cast<bfloat16*>(to) + first;
+            if (narrowed)
+                each_two(a,
+                         [&](Floats x, Floats y, int j) { put_vector(high_halves(x, y), out + j * kWide, streamed); });
+            else
+                each_two(a, [&](Floats x, Floats y, int j) {
+                    put_vector(high_halves(in_bfloat16(x), in_bfloat16(y)), out + j * kWide, streamed);
+                });
+        } else {
+            uint8_t* const bytes = static_cast<uint8_t*>(to) + first / 8;
+            each(a, [&](Floats x, int j) { store_mask(x, bytes + j * kWide / 8); });
+        }
+#endif
     }
 
     template <typename Step>
