@@ -38,14 +38,17 @@ class LeftBlock {
         }
     }
 
-    // sums[i] = the product of row r + i with a panel, for the rows of a strip that there are.
+    // Row i of sums = the product of row r + i with a panel, for the rows of a strip that there are.
     template <int vectors>
-    void multiply(const PackedRight& right, int64_t j0, int64_t r, int64_t, uint32_t (*sums)[kColumns]) const {
+    void multiply(const PackedRight& right, int64_t j0, int64_t r, int64_t, uint32_t* sums, int64_t sums_stride) const {
         const uint32_t* excess = right.excess(j0);
         for (int64_t i = 0; i < kRows; ++i)
-            for (int j = 0; j < vectors * kLanes; ++j) sums[i][j] = 0 - excess[j];
-        dot_tile<vectors>({&values_[r * k_packed_], k_packed_, kGroup}, right.panel(j0), right.groups(), sums[0],
-                          kColumns);
+            for (int v = 0; v < vectors; ++v) {
+                const Sums start = Sums{} - load_sums(excess + v * kLanes);
+                std::memcpy(sums + i * sums_stride + v * kLanes, &start, sizeof start);
+            }
+        dot_tile<vectors>({&values_[r * k_packed_], k_packed_, kGroup}, right.panel(j0), right.groups(), sums,
+                          sums_stride);
     }
 
   private:

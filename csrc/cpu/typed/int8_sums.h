@@ -68,7 +68,7 @@ class Int8Sums {
             with_vectors(Panel(job_.shape.n, j0).vectors, [&](auto vectors) {
                 for (int64_t r = 0; r < count; r += kStripRows) {
                     const int64_t rows = count - r < kStripRows ? count - r : kStripRows;
-                    block_.template multiply<vectors>(job_.b[type], j0, r, rows, strip_);
+                    block_.template multiply<vectors>(job_.b[type], j0, r, rows, strip_[0], kColumns);
                     if (job_.weights)
                         add_weighted<vectors>(edge + r, rows, j0);
                     else

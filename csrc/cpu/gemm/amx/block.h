@@ -11,8 +11,8 @@
 namespace gqc::GQC_ISA {
 
 constexpr int64_t kBlockUnit = kTileRows;
-constexpr int64_t kBlockRows = 2 * kTileRows;
-constexpr int64_t kStripRows = 2 * kTileRows;  // rows that are multiplied at a time
+constexpr int64_t kBlockRows = kTileRows;
+constexpr int64_t kStripRows = kTileRows;  // rows that are multiplied at a time
 
 // to[i] = from[i] for i < count, a few bytes more at a time than a call of memcpy pays for.
 inline void copy_row(const int8_t* from, int64_t count, int8_t* to) {
@@ -41,16 +41,13 @@ class LeftBlock {
         }
     }
 
-    // sums[i] = the product of row r + i with a panel, for the `count` rows of a strip that there are.
+    // Row i of sums = the product of row r + i with a panel, for the rows of a strip that there are.
     template <int vectors>
-    void multiply(const PackedRight& right, int64_t j0, int64_t r, int64_t count, uint32_t (*sums)[kColumns]) const {
+    void multiply(const PackedRight& right, int64_t j0, int64_t r, int64_t, uint32_t* sums, int64_t sums_stride) const {
         constexpr int64_t kStride = vectors * kTileBytes;
-        const TileWalk left{rows_ + r * k_packed_, k_packed_, kTileBytes, kTileRows * k_packed_};
-        for (int v = 0; v < vectors; v += 2) {
-            const TileWalk columns{right.panel(j0) + v * kTileBytes, kStride, kTileRows * kStride, kTileBytes};
-            multiply_tiles<false>(count > kTileRows, v + 1 < vectors, left, columns, k_packed_ / kStep,
-                                  &sums[0][v * kLanes], kColumns);
-        }
+        const TileWalk left{rows_ + r * k_packed_, k_packed_, kTileBytes, 0};
+        const TileWalk columns{right.panel(j0), kStride, kTileRows * kStride, kTileBytes};
+        multiply_row_of_tiles<vectors>(left, columns, k_packed_ / kStep, sums, sums_stride);
     }
 
   private:

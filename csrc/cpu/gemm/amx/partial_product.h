@@ -50,8 +50,8 @@ class PartialProduct {
                 const int64_t stride = vectors * kTileBytes;
                 for (int v = 0; v < vectors; v += 2) {
                     const TileWalk right{&right_[j0 * kChunk] + v * kTileBytes, stride, kTileRows * stride, kTileBytes};
-                    multiply_tiles<true>(i0 + kTileRows < m_packed_, v + 1 < vectors, left, right, steps,
-                                         &sums_[i0 * n_packed_ + j0 + v * kLanes], n_packed_);
+                    add_tiles(i0 + kTileRows < m_packed_, v + 1 < vectors, left, right, steps,
+                              &sums_[i0 * n_packed_ + j0 + v * kLanes], n_packed_);
                 }
             }
         }
