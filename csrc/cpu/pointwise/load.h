@@ -77,6 +77,14 @@ inline void load_broadcast(const T* from, const int64_t* axes, const int64_t* st
     }
 }
 
+// Likewise of rows, of each of which one number stands for every kWide elements; `step` numbers lie from one to the
+// next.
+template <typename T>
+inline void load_repeated(const T* from, int64_t step, int64_t rows, int64_t width, float* out) {
+    const int64_t each = width / kWide;
+    for (int64_t r = 0; r < rows; ++r) fill(out + r * each, each, load(from[r * step]));
+}
+
 // What a thread knows of the inputs of one call that it needs.
 class Loader {
   public:
@@ -89,7 +97,7 @@ class Loader {
             const Input& input = plan.input[i];
             const void* const from = input.type == Type::computed ? nullptr : *inputs++;
             if (is_needed(i) || !from)
-                sources_[count_++] = {input, i, i * capacity, from, kind_of(input, steps.repeats(i))};
+                sources_[count_++] = {input, i, i * capacity, from, kind_of(input, steps.repeats(i)), step_of(input)};
         }
     }
 
@@ -124,7 +132,12 @@ class Loader {
                 case Kind::broadcast:
                     if (is_there(source.input, place, tile.count)) break;
                     with_type(source, [&](auto* from) {
-                        if (source.kind == Kind::repeated)
+                        const int64_t width = plan_.axes[2];
+                        if (source.kind == Kind::repeated && source.step != kNone && place.i2 == 0 &&
+                            tile.count % width == 0)
+                            load_repeated(from + tile.first / width * source.step, source.step, tile.count / width,
+                                          width, buffer);
+                        else if (source.kind == Kind::repeated)
                             load_broadcast<kWide>(from, plan_.axes, source.input.strides, place, tile.count, buffer);
                         else
                             load_broadcast<1>(from, plan_.axes, source.input.strides, place, tile.count, buffer);
@@ -159,6 +172,7 @@ class Loader {
         int64_t slot, buffer;
         const void* from;
         Kind kind;
+        int64_t step;  // of a repeated input, from a row's number to the next one's, if it is the same everywhere
     };
 
     Kind kind_of(const Input& input, bool repeats) const {
@@ -166,6 +180,12 @@ class Loader {
         if (input.type == Type::bits) return Kind::bits;
         if (is_whole(input)) return input.type == Type::float32 ? Kind::floats : Kind::whole;
         return repeats ? Kind::repeated : Kind::broadcast;
+    }
+
+    int64_t step_of(const Input& input) const {
+        const int64_t outer = input.strides[0], inner = input.strides[1];
+        if (plan_.axes[0] == 1 || outer == inner * plan_.axes[1]) return inner;
+        return plan_.axes[1] == 1 ? outer : kNone;
     }
 
     // Whether element i of the input is element i of the iteration.
