@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/pack.h"
+#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
@@ -18,6 +19,11 @@ class Groups {
     Operand at(int64_t k, int64_t count) const {
         if (x_.k_contiguous) return {x_.matrix.line(0) + k, x_.matrix.width, true};
         return {lines_.read(k, count), x_.matrix.width, false};
+    }
+
+    // Asks for rows k .. k + count if they lie side by side, even where some are behind the end.
+    void ask_for(int64_t k, int64_t count) const {
+        if (!x_.k_contiguous && !x_.matrix.packed) prefetch(x_.matrix.line(k), count * x_.matrix.width);
     }
 
   private:

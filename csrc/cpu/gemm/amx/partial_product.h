@@ -14,6 +14,7 @@ namespace gqc::GQC_ISA {
 
 constexpr int64_t kChunk = 1024;  // contracted rows that are packed at a time, so that both operands stay in L2
 constexpr int64_t kGroups = kStep / kGroup, kTile = kTileRows * kTileBytes;
+constexpr int64_t kAhead = 64;  // contracted rows that are asked for before they are packed
 static_assert(kChunk % kStep == 0 && kExactProducts % kChunk == 0);
 
 // Packs chunks of both operands into tiles and keeps int32 sums of the whole output.
@@ -71,6 +72,8 @@ class PartialProduct {
         for (int64_t g = 0; g < kGroups; ++g) {
             const int64_t k = s * kStep + g * kGroup, rest = k_count - k;
             const int64_t count = rest < 0 ? 0 : rest < kGroup ? rest : kGroup;
+            left_groups_.ask_for(k0 + k + kAhead, kGroup);
+            right_groups_.ask_for(k0 + k + kAhead, kGroup);
             const Operand left = left_groups_.at(k0 + (count ? k : 0), count);
             pack_group<Left, encode_left>(left, 0, count, 0, shape_.m, &step_[g * m_packed_ * kGroup]);
             const Operand right = right_groups_.at(k0 + (count ? k : 0), count);
