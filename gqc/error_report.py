@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from gqc.compile import state_of
-from gqc.given import check_call
+from gqc.given import check_call, check_loss
 from gqc.joint import SEED, TANGENT, Placeholder
 from gqc.node_error import GRADIENT, NodeError, node_errors
 from gqc.seed import SeedSource
@@ -81,7 +81,8 @@ def error_report(
         **kwargs: what the model is called with by name.
 
     Raises:
-        TypeError: the model did not come from :func:`gqc.compile`, or its forward does not take these arguments.
+        TypeError: the model did not come from :func:`gqc.compile`, its forward does not take these arguments, or
+            ``loss_fn`` is no function.
         CaptureError: calls of this kind run in eager full precision, so there is nothing to compare.
         GqcError: ``loss_fn`` returned no number that depends on the model.
     """
@@ -99,6 +100,7 @@ def measure_errors(
     """What :func:`error_report` prints."""
     state = state_of(model)
     check_call("gqc.error_report(model, *inputs)", state.model, inputs, kwargs, ("loss_fn",))
+    check_loss("gqc.error_report", loss_fn)
     with undone(state.model, state.seed):
         variant, call = variant_of(state, inputs, kwargs)
         recorder = _Recorder()

@@ -58,6 +58,23 @@ def check_call(
         raise TypeError(f"{tool}: {type(model).__name__}.forward{signature}: {error}{hint}") from None
 
 
+def check_loss(tool: str, loss_fn: object) -> None:
+    """Refuse a ``loss_fn`` that cannot be called, such as the name of a loss.
+
+    Args:
+        tool: for the message.
+        loss_fn: ``None`` or a function of a model's result.
+
+    Raises:
+        TypeError: it is neither; the message says what to give.
+    """
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(
+            f"{tool}: loss_fn={loss_fn!r} must be a function of the model's result that returns a number, such as "
+            "lambda out: F.mse_loss(out, target); without it every output receives a random gradient"
+        )
+
+
 def copy_of(model: M, tool: str) -> M:
     """A deep copy of a model.
 

@@ -19,7 +19,7 @@ from gqc.capture import Call
 from gqc.capture.islands import StructureIsland
 from gqc.compile import CompileState, state_of
 from gqc.errors import GqcError
-from gqc.given import check_call
+from gqc.given import check_call, check_loss
 from gqc.joint import SEED
 from gqc.memory_plot import stacked
 from gqc.passes.measure_saved import SAVED_BYTES
@@ -126,7 +126,8 @@ def memory_report(
         **kwargs: what the model is called with by name.
 
     Raises:
-        TypeError: the model did not come from :func:`gqc.compile`, or its forward does not take these arguments.
+        TypeError: the model did not come from :func:`gqc.compile`, its forward does not take these arguments, or
+            ``loss_fn`` is no function.
         CaptureError: calls of this kind run in eager full precision, so nothing is saved in another way.
         GqcError: no gradient is computed, so that nothing is saved, or ``loss_fn`` returned no number that depends on
             the model.
@@ -145,6 +146,7 @@ def measure_memory(
     """What :func:`memory_report` prints."""
     state = state_of(model)
     check_call("gqc.memory_report(model, *inputs)", state.model, inputs, kwargs, ("loss_fn",))
+    check_loss("gqc.memory_report", loss_fn)
     with undone(state.model, state.seed):
         variant, call = _variant_of_sizes(state, inputs, kwargs)
         with columns_put_back(variant, call):

@@ -8,6 +8,7 @@ from gqc.joint import JointGraph
 from gqc.passes.nodes import aten, call, drop_unused, half, origin, pick
 from gqc.passes.primitive import ops
 from gqc.passes.report import KEPT, REPLACED, Decision, Report
+from gqc.passes.saved_plan import MASK_SHAPE
 from gqc.policy import Policy
 
 DROPOUT, DROPOUT_BACKWARD = aten.native_dropout.default, aten.native_dropout_backward.default
@@ -45,6 +46,7 @@ def _redraw(joint: JointGraph, node: fx.Node, stream: int, policy: Policy) -> tu
     with joint.graph.inserting_before(node):
         dropped = call(ops.dropout.default, (x, probability, joint.seed(), stream), node, f"{node.name}_gqc")
     pick(node, 0).replace_all_uses_with(pick(dropped, 0))
+    pick(dropped, 1).meta[MASK_SHAPE] = tuple(mask.meta["val"].shape)
     for user in backwards:
         with joint.graph.inserting_before(user):
             arguments = (user.args[0], pick(dropped, 1), probability)

@@ -14,6 +14,7 @@ from gqc.passes.nodes import aten, by_name, call, drop_unused, example, half, is
 from gqc.passes.primitive import ops
 from gqc.passes.product_fusion import MOST_CONTRACTED, ProductFusion
 from gqc.passes.report import FUSED, UNFUSED, Report
+from gqc.passes.saved_plan import MASK_SHAPE, hand_on
 from gqc.policy import Policy
 
 GEMM, EPILOGUE, READS_FLOATS = ops.qgemm.default, ops.qgemm_epilogue.default, ops.quantize_qgemm.default
@@ -93,7 +94,9 @@ class _Fusion(ProductFusion):
             fused = self._fused(EPILOGUE, (*operands, row, relu, given["dtype"]), product)
         out, absmax = pick(fused, 0, f"{value.name}_out"), pick(fused, 1, f"{value.name}_absmax")
         if relu:
-            self._choose_by_bits(value, pick(fused, 2, f"{value.name}_positive"))
+            positive = pick(fused, 2, f"{value.name}_positive")
+            positive.meta[MASK_SHAPE] = tuple(value.meta["val"].shape)
+            self._choose_by_bits(value, positive)
         for reader in list(value.users):
             if reader.target is QUANTIZE and reader.args[1] is None:
                 reader.update_arg(1, absmax)
@@ -136,7 +139,9 @@ class _Fusion(ProductFusion):
             drawn = [rounding[name] for name in ("seed", "node", "bits", "stochastic")]
             fused = self._fused(GIVES_INT8, (*operands, *after, *drawn, given["dtype"]), product)
         if given.get("relu"):
-            pick(product, 2).replace_all_uses_with(pick(fused, 2, f"{product.name}_positive"))
+            positive = pick(fused, 2, f"{product.name}_positive")
+            hand_on(pick(product, 2), positive)
+            pick(product, 2).replace_all_uses_with(positive)
         pick(quantize, 0).replace_all_uses_with(pick(fused, 0, f"{product.name}_int8"))
         pick(quantize, 1).replace_all_uses_with(pick(fused, 1, f"{product.name}_scale"))
         self.say(fused, FUSED, f"writes int8 instead of floats for {quantize.name}, from a second product")
@@ -164,7 +169,9 @@ class _Fusion(ProductFusion):
             fused = self._fused(READS_FLOATS, (*drawn, given["b"], given["b_scale"], given["trans_b"], *after), product)
         results = {0: 0, 1: 1, 2: 4}
         for user in list(product.users):
-            user.replace_all_uses_with(pick(fused, results[user.args[1]], user.name))  # type: ignore[index]
+            result = pick(fused, results[user.args[1]], user.name)  # type: ignore[index]
+            hand_on(user, result)
+            user.replace_all_uses_with(result)
         int8.replace_all_uses_with(pick(fused, 2, int8.name))
         scale.replace_all_uses_with(pick(fused, 3, scale.name))
         self.say(fused, FUSED, f"quantizes {rounding['x'].name} while it reads it and stores the int8 copy")

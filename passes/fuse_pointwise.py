@@ -29,7 +29,7 @@ from gqc.passes.pointwise_steps import (
 )
 from gqc.passes.primitive import ops
 from gqc.passes.report import FUSED, Decision, Report
-from gqc.passes.saved_plan import PLAN
+from gqc.passes.saved_plan import MASK_SHAPE, hand_on
 from gqc.passes.schedule import sort
 from gqc.policy import Policy
 
@@ -244,8 +244,7 @@ class _Result:
         value.replace_all_uses_with(viewed)
         if "desc" in value.meta:
             viewed.meta["desc"] = value.meta["desc"]
-        if PLAN in value.meta:
-            picked.meta[PLAN] = value.meta[PLAN]
+        hand_on(value, picked)
 
 
 @dataclass
@@ -253,7 +252,8 @@ class _Mask(_Result):
     """A mask that other programs read in 1 bit an element."""
 
     def take(self, fused: fx.Node, at: int, packed: dict[fx.Node, fx.Node]) -> int:
-        packed[self.value] = pick(fused, at, f"{self.value.name}_bits")
+        bits = packed[self.value] = pick(fused, at, f"{self.value.name}_bits")
+        bits.meta[MASK_SHAPE] = _shape(self.value)
         return at + 1
 
     def told(self) -> str:

@@ -27,7 +27,7 @@ from gqc.passes.pointwise_steps import FLAT_VIEWS, Size, is_same_size
 from gqc.passes.primitive import ops
 from gqc.passes.product_fusion import MOST_CONTRACTED, MOST_CONTRACTED_FLOATS, ProductFusion
 from gqc.passes.report import FUSED, UNFUSED, Report
-from gqc.passes.saved_plan import PLAN
+from gqc.passes.saved_plan import hand_on
 from gqc.passes.schedule import sort
 from gqc.policy import Policy
 from gqc.runtime.pointwise.program import Output, parse
@@ -241,12 +241,14 @@ class _Fusion(ProductFusion):
         self._stand_in(old, pick(fused, at, old.name))
 
     def _stand_in(self, old: fx.Node, new: fx.Node) -> None:
+        hand_on(old, new)
         shape = tuple(old.meta["val"].shape)
         if not is_same_size(tuple(new.meta["val"].shape), shape):
             with self.joint.graph.inserting_after(new):
                 new = call(aten.reshape.default, (new, _sizes(old)), new, f"{old.name}_view")
         old.replace_all_uses_with(new)
-        new.meta.update({key: old.meta[key] for key in ("desc", PLAN) if key in old.meta})
+        if "desc" in old.meta:
+            new.meta["desc"] = old.meta["desc"]
 
     def _quantize(
         self,
@@ -317,7 +319,9 @@ class _Fusion(ProductFusion):
             arguments = (*drawn, given["b"], given["b_scale"], given["trans_b"], dtype, inputs, text, size)
             fused = self._fused(READS_FLOATS, arguments, product)
         for user in list(product.users):
-            user.replace_all_uses_with(pick(fused, user.args[1] + 2, user.name))  # type: ignore[operator]
+            result = pick(fused, user.args[1] + 2, user.name)  # type: ignore[operator]
+            hand_on(user, result)
+            user.replace_all_uses_with(result)
         int8.replace_all_uses_with(pick(fused, 0, int8.name))
         scale.replace_all_uses_with(pick(fused, 1, scale.name))
         self.say(fused, FUSED, f"quantizes {rounding['x'].name} while it reads it and stores the int8 copy")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import fx
 
 from gqc.joint import JointGraph
+from gqc.passes.int8_copies import copied, is_copy
 from gqc.passes.kept_as_is import KeptAsIs
 from gqc.passes.nodes import example, example_numel, inputs_of_values
 from gqc.passes.primitive import ops
-from gqc.passes.saved_values import SavedTensor, tangent_dependent
+from gqc.passes.saved_values import SavedTensor, is_repeated, tangent_dependent
 from gqc.passes.saving_modules import saving_modules
 from gqc.save_bits import SaveBits
 
@@ -21,6 +23,9 @@ PLAN = "saved_plan"
 
 WIDTHS = "saved_widths"
 """Key of ``node.meta`` of the same node: what the tensor would take in each width that it may have."""
+
+MASK_SHAPE = "mask_shape"
+"""Key of ``node.meta`` of a mask that its kernel writes in 1 bit an element: the shape of the mask."""
 
 AS_IS, INT8_OPERAND, MASK, RECOMPUTED = "as is", "int8 operand", "mask in 1 bit", "recomputed"
 
@@ -40,7 +45,8 @@ class SavedPlan:
             ``""`` for the model itself.
         shape: at the example call.
         dtype: of the value, before it is compressed.
-        before: bytes of the value at the example call, if the forward saved it as it is.
+        before: bytes of the value at the example call, if the forward saved it as it is: 0 for the int8 copy of a
+            parameter or an input, which the caller holds anyway.
         after: bytes that are saved of it.
         how: ``"as is"``, ``"int8 operand"``, ``"mask in 1 bit"``, ``"compressed to 2 bits"`` or ``"recomputed"``.
         reason: one sentence fragment for people.
@@ -106,15 +112,36 @@ def _plan(node: fx.Node, kept: KeptAsIs | None, late: set[fx.Node]) -> Iterator[
     elif maker.target is ops.compress_rows.default:
         return  # least elements or ranges, which the entry of the packed values holds
     elif value.dtype is torch.int8 or (maker.target is ops.quantize_int4.default and value.dtype is torch.uint8):
+        held = _held(maker if is_copy(maker) else node)
+        if held is not None:
+            reason = f"an operand of an int8 product; in full precision it is {held.name}, which the caller holds"
+            yield replace(SavedPlan.of(node, nbytes, INT8_OPERAND, reason, late), before=0)
+            return
         values = nbytes if value.dtype is torch.int8 else 2 * nbytes
         plan = SavedPlan.of(node, nbytes, INT8_OPERAND, "an operand of an int8 product is the saved activation", late)
         yield replace(plan, before=values * torch.float32.itemsize)
-    elif value.dtype is torch.uint8:
+    elif MASK_SHAPE in node.meta:
         plan = SavedPlan.of(node, nbytes, MASK, "one bit an element, as the kernel that computes it writes it", late)
-        yield replace(plan, before=8 * nbytes)
+        shape = tuple(map(example, node.meta[MASK_SHAPE]))
+        yield replace(plan, shape=shape, dtype="bool", before=prod(shape))
     else:
         reason = "save_bits is None" if kept is None else kept.reason(node)
         yield SavedPlan.of(node, nbytes, AS_IS, reason or "a pass after compress_saved lets the backward read it", late)
+
+
+def _held(copy: fx.Node) -> fx.Node | None:
+    """The parameter or input that an int8 copy holds, views aside; ``None`` if it holds something else."""
+    if not is_copy(copy):
+        return None
+    values = copied(copy)
+    while is_repeated(values):
+        values = values.args[0]  # type: ignore[assignment]
+    return values if values.op == "placeholder" else None
+
+
+def hand_on(old: fx.Node, new: fx.Node) -> None:
+    """Let what is said of a saved value be said of the node that takes its place."""
+    new.meta.update({key: old.meta[key] for key in (PLAN, MASK_SHAPE) if key in old.meta})
 
 
 def given_to_backward(node: fx.Node) -> SavedPlan:

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import gqc
 from gqc.memory_plot import stacked
+from gqc.passes.saved_plan import SavedPlan
 from gqc.peak import most_allocated
 
 ROWS = 600
@@ -166,3 +167,48 @@ def test_what_cannot_be_measured_is_refused() -> None:
         gqc.memory_report(model, rows())
     with pytest.raises(gqc.GqcError, match=r"gqc\.memory_report: loss_fn returned a tensor of shape"):
         gqc.memory_report(model, rows(), loss_fn=lambda out: out)
+    with pytest.raises(TypeError, match=r"gqc\.memory_report: loss_fn='mse' must be a function of the model's result"):
+        gqc.memory_report(model, rows(), loss_fn="mse")
+
+
+def entries_of(model: nn.Module, *args: Any, **policy: Any) -> dict[str, SavedPlan]:
+    return {entry.name: entry for entry in gqc.memory_report(gqc.compile(model, **policy), *args).entries}
+
+
+@pytest.mark.parametrize(
+    ("bits", "skip", "relus"),
+    [(8, (), 2), (32, (), 2), (8, ("fuse_pointwise", "fuse_products"), 1)],
+    ids=["int8", "exact", "as on a GPU"],
+)
+def test_masks_in_bits_have_the_shape_of_the_mask(
+    bits: int, skip: tuple[str, ...], relus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the bits do not fill their last byte."""
+    monkeypatch.setattr(sys.modules["gqc.passes.fuse_kernels"], "LEFT_ALONE", () if skip else ("cpu",))
+    layers = [nn.Linear(32, 36), nn.ReLU(), nn.Linear(36, 36), nn.ReLU(), nn.Linear(36, 4), nn.Sigmoid()]
+    n = 603
+    entries = entries_of(nn.Sequential(*layers, nn.Dropout()), rows(n), bits=bits, min_size=0, skip=skip)
+    masks = [entry for entry in entries.values() if entry.how == "mask in 1 bit"]
+    assert sorted(entry.shape for entry in masks) == [(n, 4)] * (bits == 8) + [(n, 36)] * relus
+    for entry in masks:
+        assert entry.dtype == "bool"
+        assert entry.before == n * entry.shape[1]
+        assert n * entry.shape[1] / 8 <= entry.after <= n * -(-entry.shape[1] // 8)
+
+
+def test_copies_of_what_the_caller_holds_spare_nothing() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x[:, :16]).tanh())
+
+    x = rows()
+    report = gqc.memory_report(gqc.compile(Part(), min_size=0, keep_output_layer=False), x)
+    copies = {entry.shape: entry for entry in report.entries if entry.how == "int8 operand"}
+    assert copies[ROWS, 16].before == copies[64, 64].before == 0  # a view of the input, a weight
+    assert "which the caller holds" in copies[ROWS, 16].reason
+    assert copies[ROWS, 64].before == 4 * ROWS * 64
+    assert report.saved_bytes_fp32 == report.saved_bytes_eager == 4 * ROWS * 64
