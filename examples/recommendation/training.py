@@ -76,6 +76,12 @@ class Training:
         self.plain.refresh(self.graph)
         return statistics.mean(losses)
 
+    def endless(self) -> Iterator[Batch]:
+        """Batches of one epoch after the other, the same for all trainings on the same data."""
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            yield from batches(self.data, self.batch, generator)
+
     def evaluate(self) -> Ranking:
         """Recall@20 and NDCG@20 of the test set, in full precision."""
         return evaluate(self.plain.scorer(self.graph), self.data)
@@ -97,7 +103,7 @@ def step_seconds(trainings: Mapping[str, Training], steps: int, each: Callable[[
         each: called after each step.
     """
     found: dict[str, list[float]] = {name: [] for name in trainings}
-    drawn = {name: _endless(training) for name, training in trainings.items()}
+    drawn = {name: training.endless() for name, training in trainings.items()}
     for training in trainings.values():
         training.model.train()
     for i in range(steps + 1):
@@ -109,9 +115,3 @@ def step_seconds(trainings: Mapping[str, Training], steps: int, each: Callable[[
                 found[name].append(time.perf_counter() - start)
             each()
     return {name: statistics.median(values) for name, values in found.items()}
-
-
-def _endless(training: Training) -> Iterator[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    while True:
-        yield from batches(training.data, training.batch, generator)

@@ -111,10 +111,14 @@ class KGAT(Recommender):
         x = self.nodes.weight
         result = [x]
         for layer in self.layers:
-            messages = self.attention[:, None] * x.index_select(0, graph.tail)
-            x = layer(x, aggregate(messages, graph.head, len(x)))
+            x = self.propagate(layer, graph, x)
             result.append(F.normalize(x))
         return torch.cat(result, dim=1)
+
+    def propagate(self, layer: nn.Module, graph: CollaborativeGraph, x: Tensor) -> Tensor:
+        """A layer's embeddings [entities + users, width] from those of the one before."""
+        messages = self.attention[:, None] * x.index_select(0, graph.tail)
+        return layer(x, aggregate(messages, graph.head, len(x)))
 
     def forward(self, graph: CollaborativeGraph, users: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         x = self.embeddings(graph)

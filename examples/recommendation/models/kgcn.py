@@ -92,16 +92,20 @@ class KGCN(Recommender):
 
     def seen_by(self, users: Tensor, field: Field, weights: list[Tensor]) -> Tensor:
         """The items of a field as users [B, D] see them, [B, D] (algorithm 1, sum aggregator)."""
-        batch, width = users.shape
         hops = [self.entities(entities) for entities in field.entities]
-        for depth, layer in enumerate(self.layers):
-            activation = torch.tanh if depth == len(self.layers) - 1 else F.relu
-            after = []
-            for x, weight, around in zip(hops[:-1], weights, hops[1:], strict=False):
-                around = around.view(batch, -1, NEIGHBOURS, width)
-                after.append(activation(layer(x + (weight[..., None] * around).sum(2))))
-            hops = after
-        return hops[0].view(batch, width)
+        for depth in range(len(self.layers)):
+            hops = self.propagate(depth, weights, hops)
+        return hops[0].view(users.shape)
+
+    def propagate(self, depth: int, weights: list[Tensor], hops: list[Tensor]) -> list[Tensor]:
+        """A layer's entities of hop 0, 1, ... [B, K^hop, D] from those of the one before, which has a hop more."""
+        batch, _, width = hops[0].shape
+        activation = torch.tanh if depth == len(self.layers) - 1 else F.relu
+        after = []
+        for x, weight, around in zip(hops[:-1], weights, hops[1:], strict=False):
+            around = around.view(batch, -1, NEIGHBOURS, width)
+            after.append(activation(self.layers[depth](x + (weight[..., None] * around).sum(2))))
+        return after
 
     def forward(self, graph: Neighbours, users: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         return self.ranking(graph, users, positives, negatives)[0]

@@ -75,15 +75,19 @@ class KGIN(Recommender):
         users, entities = self.users.weight, self.entities.weight
         all_users, all_entities = users, entities
         for _ in range(self.layers):
-            # Equation 12: the embedding of a path's first relation times what the tail has gathered.
-            messages = self.relations(graph.relation) * entities.index_select(0, graph.tail)
-            liked = aggregate(entities.index_select(0, graph.item), graph.user, len(users)) * graph.inverse_count
-            entities = aggregate(messages, graph.head, len(entities)) * graph.inverse_degree
-            # Equations 8 and 9: the items of a user, weighted by its attention to the intents.
-            users = liked * (torch.softmax(users @ intents.T, dim=1) @ intents)
-            users, entities = F.normalize(self.dropout(users)), F.normalize(self.dropout(entities))
+            users, entities = self.propagate(graph, intents, users, entities)
             all_users, all_entities = all_users + users, all_entities + entities
         return all_users, all_entities
+
+    def propagate(self, graph: IntentGraph, intents: Tensor, users: Tensor, entities: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's users [users, width] and entities [entities, width] from those of the one before."""
+        # Equation 12: the embedding of a path's first relation times what the tail has gathered.
+        messages = self.relations(graph.relation) * entities.index_select(0, graph.tail)
+        liked = aggregate(entities.index_select(0, graph.item), graph.user, len(users)) * graph.inverse_count
+        entities = aggregate(messages, graph.head, len(entities)) * graph.inverse_degree
+        # Equations 8 and 9: the items of a user, weighted by its attention to the intents.
+        users = liked * (torch.softmax(users @ intents.T, dim=1) @ intents)
+        return F.normalize(self.dropout(users)), F.normalize(self.dropout(entities))
 
     def forward(self, graph: IntentGraph, users: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         all_users, all_entities = self.embeddings(graph)

@@ -16,7 +16,8 @@ class Recommender(nn.Module):
     """A model of users and items in a knowledge graph.
 
     ``model(graph, users, positives, negatives)`` is all of the loss of a batch, so that what a compiled model saves for
-    the backward is all that training saves. ``graph`` is a named tuple of tensors from :meth:`graph_of`.
+    the backward is all that training saves. ``graph`` is a named tuple of tensors from :meth:`graph_of`. The forward
+    calls a method ``propagate`` once a layer, with the arguments that the model needs.
 
     Attributes:
         decay: factor of the L2 norm of the batch's embeddings in the loss.
