@@ -37,20 +37,20 @@ def steps(records: Records) -> Any:
 
 
 def memory(records: Records) -> Any:
-    """Points: bytes saved by time of a step, both as shares of DGL's, one panel a model."""
+    """Points: bytes saved by time of a step, both as shares of the first contestant's, one panel a model."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(record["model"] for record in records))
     figure = Figure(figsize=(5 * len(names), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         shown = [record for record in records if record["model"] == name]
-        base = shown[0]["saved_bytes"]
+        base = shown[0]
         for record in shown:
-            at = record["time_ratio"], record["saved_bytes"] / base
+            at = record["time_ratio"], record["saved_bytes"] / base["saved_bytes"]
             axes.plot(*at, marker="o")
             axes.annotate(record["contestant"], at, textcoords="offset points", xytext=(5, 3), fontsize="x-small")
         axes.axvline(1, color="grey", linewidth=0.8)
-        axes.set(title=name, xlabel=f"step, times as long as {EAGER}", ylabel="saved, share", yscale="log")
+        axes.set(title=name, xlabel=f"step, times as long as {base['contestant']}", ylabel="saved, share", yscale="log")
         axes.margins(x=0.3)
     return figure
 

@@ -31,22 +31,29 @@ class Timing:
         return statistics.median(b / s for b, s in zip(base.seconds, self.seconds, strict=True))
 
 
-def paired(contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 3) -> dict[str, Timing]:
+def paired(
+    contestants: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
     """Time the contestants in turns: A B C, B C A, C A B, ...
 
     Args:
         contestants: what to call, by name. A training step includes backward and optimizer.
         rounds: timed calls of each, at least 1.
         warmup: untimed rounds before.
+        clock: gives seconds. ``time.process_time``, the processors' time of all threads, tells less of other load on
+            the machine.
     """
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-warmup, rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            start = time.perf_counter()
+            start = clock()
             contestants[name]()
-            elapsed = time.perf_counter() - start
+            elapsed = clock() - start
             if number >= 0:
                 seconds[name].append(elapsed)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}

@@ -19,6 +19,8 @@ def test_times_are_those_of_the_call() -> None:
     assert timings["slow"].median >= 0.02
     assert timings["fast"].median < 0.02
     assert timings["fast"].speedup_over(timings["slow"]) > 1
+    timings = paired({"slow": lambda: time.sleep(0.02)}, rounds=3, warmup=0, clock=time.process_time)
+    assert timings["slow"].median < 0.02  # sleep takes no time of the processor
 
 
 def test_statistics() -> None:
