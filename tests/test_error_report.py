@@ -166,6 +166,11 @@ def test_a_loss_without_gradient_is_refused(loss_fn, returned):
         gqc.error_report(gqc.compile(MLP(), min_size=0), torch.randn(400, 32), loss_fn=loss_fn)
 
 
+def test_the_name_of_a_loss_is_refused():
+    with pytest.raises(TypeError, match=r"gqc\.error_report: loss_fn='mse' must be a function of the model's result"):
+        gqc.error_report(gqc.compile(MLP()), torch.randn(4, 32), loss_fn="mse")
+
+
 class FillsCache(MLP):
     def __init__(self) -> None:
         super().__init__()
