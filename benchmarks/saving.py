@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import gqc
 from benchmarks.timer import paired
 from gqc.peak import allocated, most_allocated
-from gqc.runtime.buffers import POOL
 
 Record = dict[str, Any]
 Prepare = Callable[[nn.Module], nn.Module]
@@ -116,5 +115,4 @@ def saved_bytes(forward: Callable[[], Tensor]) -> int:
     Hooks on saved tensors do not see what ``checkpoint`` keeps, so the allocator is asked.
     """
     result, changes = allocated(forward)
-    waiting = POOL.nbytes()[1]
-    return sum(changes) - waiting - result.nbytes
+    return sum(changes) - result.nbytes

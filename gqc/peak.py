@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gqc.runtime import empty_cache
+from gqc.runtime.buffers import POOL
 
 T = TypeVar("T")
 
@@ -17,8 +18,8 @@ T = TypeVar("T")
 def most_allocated(run: Callable[[], object], device: torch.device) -> int:
     """Bytes that tensors on a device took at one time during ``run``, beyond what was there before.
 
-    On the CPU it is what torch's allocator gave away, as its profiler records it; memory of gqc's pool counts, whether
-    in use or waiting. On a GPU it is what the caching allocator calls allocated.
+    On the CPU it is what torch's allocator gave away, as its profiler records it; gqc's pool, which keeps some memory
+    beyond that, stands aside. On a GPU it is what the caching allocator calls allocated.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -34,10 +35,10 @@ def most_allocated(run: Callable[[], object], device: torch.device) -> int:
 def allocated(run: Callable[[], T]) -> tuple[T, list[int]]:
     """The result of ``run``, and the bytes that torch's allocator on the CPU gave away (> 0) and got back, in order.
 
-    What gqc keeps between steps is given back before.
+    What gqc keeps between steps is given back before, and meanwhile it keeps nothing.
     """
     empty_cache()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with POOL.bypassed(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = run()
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     on_cpu = [e for e in events if e.device_type() == torch._C._autograd.DeviceType.CPU]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
+import random
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +16,17 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack
 
-from gqc.runtime import empty_cache, ops  # noqa: F401  registers torch.ops.gqc
+from gqc.runtime import buffers, empty_cache, ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.buffers import POOL, Pool
 
 SHAPE = (512, 1024)  # of float32, 2 MiB
 BYTES = 4 * 512 * 1024
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE
 
 
 @pytest.fixture
@@ -84,24 +94,82 @@ def test_memory_that_another_process_may_read_is_given_away(pool: Pool) -> None:
     assert pool.nbytes() == (BYTES, 0)
 
 
-def test_a_resized_tensor(pool: Pool) -> None:
-    x = pool.empty(SHAPE, torch.float32)
-    x.resize_(2000, 1024)
-    del x
-    y = pool.empty(SHAPE, torch.float32)
+def test_a_tensor_cannot_outgrow_its_memory(pool: Pool) -> None:
+    x, y = pool.empty(SHAPE, torch.float32).fill_(1), pool.empty(SHAPE, torch.float32).fill_(2)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        x.resize_(2000, 1024)
+    x.resize_(100, 1024).fill_(3)
+    assert bool((y == 2).all())
     assert y.untyped_storage().nbytes() == BYTES
 
 
-def test_the_smallest_buffer_that_fits_serves_and_none_much_larger(pool: Pool) -> None:
-    sizes = [2 * BYTES, BYTES * 9 // 8, BYTES]
-    held = [pool.empty((size,), torch.uint8) for size in sizes]
-    large, middle, exact = (x.data_ptr() for x in held)
-    del held
-    x = pool.empty((BYTES,), torch.uint8)
-    y = pool.empty((BYTES,), torch.uint8)
-    z = pool.empty((BYTES,), torch.uint8)
-    assert (x.data_ptr(), y.data_ptr()) == (exact, middle)
-    assert z.data_ptr() != large
+def test_one_large_matrix_makes_room_for_two_small_ones_and_back(pool: Pool) -> None:
+    x = pool.empty(SHAPE, torch.float32)
+    begin = x.data_ptr()
+    del x
+    small = [pool.empty(SHAPE, torch.bfloat16) for _ in range(2)]
+    assert [y.data_ptr() for y in small] == [begin, begin + BYTES // 2]
+    assert pool.nbytes() == (BYTES, 0)
+    small[0].fill_(1)
+    del small[1]
+    assert pool.empty(SHAPE, torch.float32).data_ptr() >= begin + BYTES // 2
+    assert bool((small[0] == 1).all())
+    small.clear()
+    assert pool.empty(SHAPE, torch.float32).data_ptr() == begin
+
+
+def test_holes_join_in_any_order(pool: Pool) -> None:
+    for order in itertools.permutations(range(3)):
+        blocks = {n: pool.empty(SHAPE, torch.float32) for n in range(3)}
+        begin = blocks[0].data_ptr()
+        for n in order:
+            del blocks[n]
+            pool.nbytes()  # sees what is free
+        assert pool.nbytes() == (0, 3 * BYTES)
+        assert pool.empty((3, *SHAPE), torch.float32).data_ptr() == begin
+
+
+def test_random_requests_never_overlap(pool: Pool) -> None:
+    draw = random.Random(0)
+    held: list[tuple[int, Tensor]] = []
+    most = 0
+    for number in range(300):
+        while held and draw.random() < 0.5:
+            value, x = held.pop(draw.randrange(len(held)))
+            assert bool((x == value).all())
+            del x
+        held.append((number % 100, pool.empty((draw.randint(1 << 20, 1 << 22),), torch.uint8).fill_(number % 100)))
+        most = max(most, pool.nbytes()[0])
+        assert sum(pool.nbytes()) <= 1.25 * most
+    assert all(bool((x == value).all()) for value, x in held)
+
+
+def test_clearing_gives_pages_back(pool: Pool) -> None:
+    x = pool.empty((64, 1 << 20), torch.uint8).fill_(1)
+    kept = pool.empty(SHAPE, torch.float32).fill_(2)
+    before = _resident()
+    del x
+    pool.clear()
+    assert before - _resident() > 60 << 20
+    assert bool((kept == 2).all())
+    assert pool.nbytes() == (BYTES, 0)
+
+
+def test_a_pool_that_stands_aside(pool: Pool) -> None:
+    with pool.bypassed():
+        x = pool.empty(SHAPE, torch.float32)
+    assert pool.nbytes() == (0, 0)
+    assert x.untyped_storage().resizable()
+    assert not pool.empty(SHAPE, torch.float32).untyped_storage().resizable()
+
+
+def test_few_addresses(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_ARENA", 1 << 62)  # more than the system gives
+    x, y = pool.empty(SHAPE, torch.float32).fill_(1), pool.empty(SHAPE, torch.float32).fill_(2)
+    assert bool((x == 1).all())
+    assert pool.nbytes() == (2 * BYTES, 0)
+    del y
+    assert bool((pool.empty(SHAPE, torch.float32) == 2).all())
 
 
 def test_memory_is_bounded_by_what_was_in_use(pool: Pool) -> None:
