@@ -185,7 +185,7 @@ class Pool:
         size = -(-nbytes // _PAGE) * _PAGE
         fitting = [(arena, hole) for arena in self._arenas for hole in arena.holes if hole.size >= size]
         arena, hole = next(((a, h) for a, h in fitting if h.wet >= size), fitting[0] if fitting else self._new(size))
-        self._make_room(size, max(0, size - hole.wet), hole)
+        self._make_room(size, max(0, size - hole.wet))
         block = _Block(arena, arena.take(hole, size), size, nbytes)
         self._blocks.append(block)
         return block
@@ -198,8 +198,8 @@ class Pool:
         self._arenas.append(arena)
         return arena, arena.holes[0]
 
-    def _make_room(self, size: int, more: int, chosen: _Hole) -> None:
-        """Give back what waits elsewhere if a block of ``size`` needs ``more`` memory than may be held."""
+    def _make_room(self, size: int, more: int) -> None:
+        """Give back what waits if a block of ``size`` needs ``more`` memory than may be held."""
         in_use = self._in_use() + size
         self._most = max(self._most, in_use)
         if more and self._in_use() + self._waiting() + more > self._most * _WASTE:
