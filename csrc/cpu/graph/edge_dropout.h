@@ -60,7 +60,21 @@ struct EdgeDropout {
                 static_assert(sizeof narrow == sizeof drawn);
                 std::memcpy(drawn, &narrow, sizeof drawn);
             }
-            keep(drawn, kWords * Heads, factors);
+            keep_all<kWords * Heads>(drawn, factors);
+        }
+    }
+
+    // As keep. GCC would leave the few numbers of one head to a loop over single ones.
+    template <int Count>
+    void keep_all(const uint16_t* drawn, float* factors) const {
+        constexpr int kLanes = Count < kWidest ? Count : kWidest;
+        const auto of_kept = broadcast<kLanes>(factor);
+        for (int i = 0; i < Count; i += kLanes) {
+            Vector<uint16_t, kLanes> numbers;
+            std::memcpy(&numbers, drawn + i, sizeof numbers);
+            const auto are_kept =
+                __builtin_convertvector(numbers, Vector<int32_t, kLanes>) >= static_cast<int32_t>(threshold);
+            put(factors + i, are_kept ? of_kept : Vector<float, kLanes>{});
         }
     }
 

@@ -77,8 +77,16 @@ class HeadDots {
             if (unit_ == 16) return for_rows([&](const B* at, float* to) { products<16>(at, scale, to); });
         }
 #endif
+        if constexpr (!kExact) {
+            if (unit_)
+                return with_lanes(unit_, [&](auto lanes) {
+                    for_rows([&](const B* at, float* to) {
+                        for (int64_t h = 0; h < heads_; ++h) to[h] = scale * in_units<lanes>(at + h * width_, h);
+                    });
+                });
+        }
         for_rows([&](const B* at, float* to) {
-            for (int64_t h = 0; h < heads_; ++h) to[h] = scale * one(at + h * width_, h);
+            for (int64_t h = 0; h < heads_; ++h) to[h] = scale * one_by_one(at + h * width_, h);
         });
     }
 
@@ -93,25 +101,23 @@ class HeadDots {
     // Values of a head in the copy of the fixed row.
     int64_t stride() const { return unit_ ? units_ * unit_ : width_; }
 
-    float one(const B* x, int64_t h) const {
-        const Fixed* const fixed = fixed_ + h * stride();
-        if (!unit_) {
-            std::conditional_t<kExact, int32_t, float> sum = 0;
-            for (int64_t i = 0; i < width_; ++i) sum += fixed[i] * x[i];
-            return static_cast<float>(sum);
+    // The dot product of head h, ..
+    float one_by_one(const B* x, int64_t h) const {
+        std::conditional_t<kExact, int32_t, float> sum = 0;
+        for (int64_t i = 0; i < width_; ++i) sum += fixed_[h * width_ + i] * x[i];
+        return static_cast<float>(sum);
+    }
+
+    // .. and of one that is cut into units.
+    template <int Unit>
+    float in_units(const B* x, int64_t h) const {
+        const Fixed* const fixed = fixed_ + h * units_ * Unit;
+        Vector<float, Unit> sum{};
+        for (int64_t k = 0; k < units_; ++k) {
+            const auto at = fetch<float, Unit, 1>(x + first<Unit>(k));
+            sum = multiply_add<Unit>(at, fetch<float, Unit, 1>(fixed + k * Unit), sum);
         }
-        float total = 0.0f;
-        if constexpr (!kExact) {
-            with_lanes(unit_, [&](auto lanes) {
-                Vector<float, lanes> sum{};
-                for (int64_t k = 0; k < units_; ++k) {
-                    const auto at = fetch<float, lanes, 1>(x + first<lanes>(k));
-                    sum = multiply_add<lanes>(at, fetch<float, lanes, 1>(fixed + k * lanes), sum);
-                }
-                total = sum_of_lanes<lanes, float>(sum);
-            });
-        }
-        return total;
+        return sum_of_lanes<Unit, float>(sum);
     }
 
     // Where a unit of a head starts.
