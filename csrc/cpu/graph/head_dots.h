@@ -101,14 +101,14 @@ class HeadDots {
     // Values of a head in the copy of the fixed row.
     int64_t stride() const { return unit_ ? units_ * unit_ : width_; }
 
-    // The dot product of head h, ..
+    // The dot product of head h.
     float one_by_one(const B* x, int64_t h) const {
         std::conditional_t<kExact, int32_t, float> sum = 0;
         for (int64_t i = 0; i < width_; ++i) sum += fixed_[h * width_ + i] * x[i];
         return static_cast<float>(sum);
     }
 
-    // .. and of one that is cut into units.
+    // Likewise where heads are cut into units.
     template <int Unit>
     float in_units(const B* x, int64_t h) const {
         const Fixed* const fixed = fixed_ + h * units_ * Unit;
