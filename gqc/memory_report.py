@@ -43,8 +43,7 @@ class MemoryReport:
         saved_bytes_eager: what the eager model saves, each storage counted once; ``None`` where it cannot run, as with
             a graph on the CPU and features on a GPU, or for want of memory.
         saved_bytes_fp32: what gqc would save in full precision, ``None`` if the pass ``measure_saved`` is skipped.
-        saved_bytes_measured: what autograd really held after the forward, each storage counted once. A storage of the
-            pool (``gqc.runtime.buffers``) may be up to 1.75 times as large as its tensor.
+        saved_bytes_measured: what autograd really held after the forward, each storage counted once.
         peak_bytes: the most that tensors took at one time in a step, beyond parameters, inputs and what else was there
             before; gradients count.
         peak_bytes_eager: the same of the eager model, ``None`` where it cannot run.

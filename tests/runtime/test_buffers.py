@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import mmap
 import random
+import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -94,10 +96,11 @@ def test_memory_that_another_process_may_read_is_given_away(pool: Pool) -> None:
     assert pool.nbytes() == (BYTES, 0)
 
 
-def test_a_tensor_cannot_outgrow_its_memory(pool: Pool) -> None:
+@pytest.mark.parametrize("grow", [lambda x: x.resize_(2000, 1024), lambda x: torch.zeros(2000, 1024, out=x)])
+def test_a_tensor_cannot_outgrow_its_memory(pool: Pool, grow: Callable[[Tensor], Tensor]) -> None:
     x, y = pool.empty(SHAPE, torch.float32).fill_(1), pool.empty(SHAPE, torch.float32).fill_(2)
     with pytest.raises(RuntimeError, match="not resizable"):
-        x.resize_(2000, 1024)
+        grow(x)
     x.resize_(100, 1024).fill_(3)
     assert bool((y == 2).all())
     assert y.untyped_storage().nbytes() == BYTES
@@ -163,13 +166,72 @@ def test_a_pool_that_stands_aside(pool: Pool) -> None:
     assert not pool.empty(SHAPE, torch.float32).untyped_storage().resizable()
 
 
-def test_few_addresses(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_ARENA", 1 << 62)  # more than the system gives
-    x, y = pool.empty(SHAPE, torch.float32).fill_(1), pool.empty(SHAPE, torch.float32).fill_(2)
+@pytest.mark.parametrize("refuse", ["reserve", "limit"])
+def test_without_addresses_memory_is_torchs(pool: Pool, monkeypatch: pytest.MonkeyPatch, refuse: str) -> None:
+    if refuse == "reserve":
+        monkeypatch.setattr(buffers, "_memory_of_machine", lambda: 1 << 62)
+    else:
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (8 << 30, resource.RLIM_INFINITY))
+    x = pool.empty(SHAPE, torch.float32).fill_(1)
+    assert x.untyped_storage().resizable()
+    assert pool.nbytes() == (0, 0)
+
+
+def test_what_no_machine_has_is_refused_as_by_torch(pool: Pool) -> None:
+    for shape in ((1 << 50,), (1 << 40, 1 << 40)):
+        with pytest.raises((RuntimeError, TypeError)) as ours:
+            pool.empty(shape, torch.uint8)
+        with pytest.raises(ours.type):
+            torch.empty(shape, dtype=torch.uint8)
+    assert pool.nbytes() == (0, 0)
+
+
+def test_arenas_that_are_too_small_are_dropped(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_memory_of_machine", lambda: 0)  # each as large as its first block
+    for size in range(1, 20):
+        x = pool.empty((size, 1 << 20), torch.uint8)
+        assert len(pool._arenas) == 1
+        del x
+
+
+def test_a_storage_that_moves_leaves_its_memory(pool: Pool) -> None:
+    x = pool.empty(SHAPE, torch.float32).fill_(1)
+    x.share_memory_()
+    assert pool.nbytes() == (0, BYTES)
+    assert bool((pool.empty(SHAPE, torch.float32).fill_(2) == 2).all())
     assert bool((x == 1).all())
-    assert pool.nbytes() == (2 * BYTES, 0)
-    del y
-    assert bool((pool.empty(SHAPE, torch.float32) == 2).all())
+
+
+def test_a_hole_counts_the_memory_that_it_has(pool: Pool) -> None:
+    large, small = pool.empty((64, 1 << 20), torch.uint8), pool.empty(SHAPE, torch.float32)
+    del large
+    pool.clear()
+    del small
+    assert pool.nbytes() == (0, BYTES)
+
+
+def test_a_finalizer_may_use_the_pool_at_any_time(pool: Pool) -> None:
+    """The collector runs where objects are made, inside the pool too, and must find no lock that waits for itself."""
+    found: list[Tensor] = []
+
+    class Model:
+        pass
+
+    before = gc.get_threshold()
+    try:
+        for threshold in range(1, 60):
+            gc.set_threshold(threshold)
+            model = Model()
+            model.itself = model  # type: ignore[attr-defined]
+            weakref.finalize(model, lambda: (pool.clear(), found.append(pool.empty(SHAPE, torch.float32).fill_(1))))
+            del model
+            x = pool.empty(SHAPE, torch.float32).fill_(2)
+            assert bool((x == 2).all())
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert len(found) == 59
+    assert all(bool((y == 1).all()) for y in found)
 
 
 def test_memory_is_bounded_by_what_was_in_use(pool: Pool) -> None:
