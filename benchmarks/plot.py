@@ -24,15 +24,17 @@ def steps(records: Records) -> Any:
     panels: dict[str, Records] = {}
     for record in records:
         panels.setdefault(f"{record['model']}, {record['malloc']} malloc", []).append(record)
-    figure = Figure(figsize=(4 * len(panels), 3.5), layout="constrained")
-    for axes, (title, shown) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    heights = [len(shown) + 2 for shown in panels.values()]  # labels are long: panels stand one below the other
+    figure = Figure(figsize=(8, 0.3 * sum(heights)), layout="constrained")
+    rows = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, shown) in zip(rows, panels.items(), strict=True):
         names = [record["contestant"] for record in shown]
         bars = axes.barh(names, [record["speedup"] for record in shown])
         axes.bar_label(bars, [f"{record['speedup']:.2f}x, {record['median_ms']:.0f} ms" for record in shown], padding=3)
         axes.axvline(1, color="grey", linewidth=0.8)
         axes.set(title=title, xlabel=f"step, times faster than {EAGER}")
         axes.invert_yaxis()
-        axes.margins(x=0.5)
+        axes.margins(x=0.4)
     return figure
 
 
