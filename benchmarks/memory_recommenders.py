@@ -20,8 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks import saving_command
 from benchmarks.saving import COMPILED, Autocast, Contest, Made, Prepare, chosen
-from examples.recommendation.datasets import DATASETS, RecommendationData, load
+from examples.recommendation.datasets import RecommendationData, load
 from examples.recommendation.models import MODELS, NAMES, Recommender
+from examples.recommendation.options import add_data_and_sizes
 from examples.recommendation.training import Training
 
 EAGER = "PyTorch fp32"
@@ -73,11 +74,7 @@ def contest(
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     out = saving_command.parser(__doc__, MODELS, CONTESTANTS)
-    out.add_argument("--data", choices=DATASETS, default="amazon-book")
-    out.add_argument("--scale", type=float, default=10.0, help="what counts of the generated set are divided by")
-    out.add_argument("--batch", type=int, default=1024)
-    out.add_argument("--width", type=int, default=64, help="of embeddings")
-    out.add_argument("--layers", type=int, default=3)
+    add_data_and_sizes(out)
     return out
 
 

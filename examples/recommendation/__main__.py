@@ -22,8 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from examples.recommendation import tables
 from examples.recommendation.comparison import compare, units, variants
-from examples.recommendation.datasets import DATASETS, load
+from examples.recommendation.datasets import load
 from examples.recommendation.models import MODELS, NAMES
+from examples.recommendation.options import add_data_and_sizes
 
 SETTINGS = ("data", "scale", "seeds", "epochs", "batch", "width", "layers", "bits", "rounding")
 
@@ -75,17 +76,13 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    out.add_argument("--data", choices=DATASETS, default="amazon-book")
+    add_data_and_sizes(out)
     out.add_argument("--data-root", type=Path, help="folder of the public data sets")
-    out.add_argument("--scale", type=float, default=10.0, help="what counts of the generated set are divided by")
     out.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     out.add_argument("--bits", nargs="*", type=int, choices=(32, 8, 4, 2, 1), default=[32, 8, 4, 2, 1])
     out.add_argument("--rounding", nargs="+", choices=("stochastic", "nearest"), default=["stochastic"])
     out.add_argument("--seeds", type=int, default=3)
     out.add_argument("--epochs", type=int, default=30)
-    out.add_argument("--batch", type=int, default=1024)
-    out.add_argument("--width", type=int, default=64, help="of embeddings")
-    out.add_argument("--layers", type=int, default=3)
     out.add_argument("--threads", type=int, default=torch.get_num_threads())
     out.add_argument("--results", type=Path, help="write the numbers to this file, and read what is there")
     return out
