@@ -74,7 +74,7 @@ class Policy:
             the smallest width that Tango's rule allows (equation 4, :mod:`gqc.passes.choose_bits`), measured on the
             first training call of a capture. A mapping gives layers widths of their own, by module path or pattern:
             ``{"conv1": 4, "*": 8}``; see :class:`gqc.layer_bits.LayerBits`, which it becomes.
-        rounding: ``"stochastic"`` (unbiased, Tango section 3.2) or ``"nearest"``.
+        rounding: ``"stochastic"`` (unbiased to 1/512 of a step, Tango section 3.2) or ``"nearest"``.
         keep_output_layer: keep the layer that computes the model's output in full precision
             (Tango section 3.3: the layer before softmax).
         attention_logits: precision of the primitives that feed an edge softmax, or a softmax that primitives follow:

@@ -27,8 +27,10 @@ struct Philox {
 
 constexpr int kPhiloxRounds = 7;
 constexpr uint64_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u;
-constexpr int kBlockElements = 8;  // a block is 128 bits, an element takes 16 of them
-constexpr int kBlocks = 16;        // blocks that one call computes
+// A block is 128 bits: 16 each for so many elements, or a byte each for twice as many.
+constexpr int kBlockElements = 8;
+constexpr int kBlockBytes = 2 * kBlockElements;
+constexpr int kBlocks = 16;  // blocks that one call computes
 
 // Words side by side, each in the low half of a 64-bit lane; the high halves hold rubbish, which no step reads.
 #if defined(__AVX512F__)
@@ -196,6 +198,12 @@ inline void random_bits(const Philox& stream, uint64_t first, uint16_t* random, 
         generate(NearBlocks(stream, high_half), counters, random, blocks);
     else
         generate(Blocks(stream), counters, random, blocks);
+}
+
+// random[i] = byte i % kBlockBytes of block first + i / kBlockBytes: the same words, whose bytes are in the order of a
+// little-endian machine's memory. random: on a multiple of 2.
+inline void random_bytes(const Philox& stream, uint64_t first, uint8_t* random, int64_t blocks) {
+    random_bits(stream, first, reinterpret_cast<uint16_t*>(random), blocks);
 }
 
 }  // namespace gqc::GQC_ISA

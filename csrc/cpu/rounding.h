@@ -12,7 +12,8 @@
 
 namespace gqc::GQC_ISA {
 
-constexpr int64_t kRoundedChunk = 512;  // elements whose random bits are made at once
+constexpr int64_t kRoundedChunk = 512;  // elements whose random bytes are made at once
+static_assert(kRoundedChunk % (kWords * kBlockBytes) == 0);
 
 template <typename T>
 inline float absmax(int64_t threads, const T* x, int64_t n) {
@@ -36,27 +37,43 @@ inline int8_t rounded(float x, float inverse, float limit, float r) {
     return static_cast<int8_t>(truncated - (static_cast<float>(truncated) > y));
 }
 
-constexpr float kOfRandom = 1.0f / 65536.0f;  // random bits are a fraction of 1
+// What a random byte adds before the floor: the middle of the byte's part of 256, which in the mean is 1/2, exactly.
+inline float fraction_of(uint8_t random) {
+    return static_cast<float>(2 * random + 1) * (1.0f / 512.0f);
+}
 
 #if defined(__AVX2__)
-// rounded() of kWide floats but for the lower limit, which put_bytes() sees to. A product with a power of two is exact,
-// so that fusing it with a sum changes nothing.
-template <bool stochastic>
-inline Ints floored(Floats x, const uint16_t* random, float inverse, float limit) {
-    Floats y = x * inverse;
+// fraction_of() of kWide bytes. A float whose bytes are 0x43, 0, the random one and 0x80 is 128 more, so no conversion
+// is needed.
+inline Floats fractions_of(const uint8_t* random) {
+    constexpr int32_t kAbove = 0x43000080;
 #    if defined(__AVX512F__)
-    const __m512 most = _mm512_set1_ps(limit);
+    constexpr __mmask64 kSecondBytes = 0x2222222222222222;
+    const Ints order = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} << 8;
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(random)));
+    const Ints above = (Ints)_mm512_mask_shuffle_epi8(_mm512_set1_epi32(kAbove), kSecondBytes, bytes, (__m512i)order);
+#    else
+    constexpr int32_t kNone = static_cast<int32_t>(0x80800080);
+    const Ints order = Ints{0, 1, 2, 3, 4, 5, 6, 7} << 8 | kNone;
+    const __m256i bytes = _mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(random)));
+    const Ints above = (Ints)_mm256_shuffle_epi8(bytes, (__m256i)order) | kAbove;
+#    endif
+    return (Floats)above - 128.0f;
+}
+
+// rounded() of kWide floats but for the lower limit, which put_bytes() sees to.
+template <bool stochastic>
+inline Ints floored(Floats x, const uint8_t* random, float inverse, float limit) {
+    Floats y = x * inverse;
     if (stochastic)
-        y = (Floats)_mm512_fmadd_ps((__m512)to_float<kWide>(load_halves(random)), _mm512_set1_ps(kOfRandom), (__m512)y);
+        y = y + fractions_of(random);
     else
         y = y + 0.5f;
+#    if defined(__AVX512F__)
+    const __m512 most = _mm512_set1_ps(limit);
     return (Ints)_mm512_cvt_roundps_epi32(_mm512_min_ps(most, (__m512)y), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 #    else
     const __m256 most = _mm256_set1_ps(limit);
-    if (stochastic)
-        y = (Floats)_mm256_fmadd_ps((__m256)to_float<kWide>(load_halves(random)), _mm256_set1_ps(kOfRandom), (__m256)y);
-    else
-        y = y + 0.5f;
     return (Ints)_mm256_cvttps_epi32(_mm256_floor_ps(_mm256_min_ps(most, (__m256)y)));
 #    endif
 }
@@ -86,9 +103,9 @@ inline void put_bytes(Ints a, Ints b, Ints c, Ints d, int limit, int8_t* out, bo
 }
 #endif
 
-// q[i] = rounded x[i]; random: bits of each element where rounding is stochastic.
+// q[i] = rounded x[i]; random: a byte of each element where rounding is stochastic.
 template <bool stochastic, typename T>
-inline void round_run(const T* x, const uint16_t* random, int64_t count, float inverse, float limit, int8_t* q,
+inline void round_run(const T* x, const uint8_t* random, int64_t count, float inverse, float limit, int8_t* q,
                       [[maybe_unused]] bool streamed) {
     int64_t i = 0;
 #if defined(__AVX2__)
@@ -100,7 +117,7 @@ inline void round_run(const T* x, const uint16_t* random, int64_t count, float i
         put_bytes(at(i), at(i + kWide), at(i + 2 * kWide), at(i + 3 * kWide), static_cast<int>(limit), q + i, streamed);
 #endif
     for (; i < count; ++i) {
-        const float r = stochastic ? static_cast<float>(random[i]) * kOfRandom : 0.5f;
+        const float r = stochastic ? fraction_of(random[i]) : 0.5f;
         q[i] = rounded(load(x[i]), inverse, limit, r);
     }
 }
@@ -133,7 +150,7 @@ struct Rounding {
           limit(static_cast<float>((1 << (bits - 1)) - 1)),
           inverse(inverse_scale(absmax, limit, scale)) {}
 
-    // q[i] = rounded x[i] for `count` elements of a tensor from `first` on, which is a multiple of kBlockElements.
+    // q[i] = rounded x[i] for `count` elements of a tensor from `first` on, which is a multiple of kBlockBytes.
     // streamed: q is written past the caches (cpu/stream.h).
     template <typename T>
     void apply(const T* x, int64_t first, int64_t count, int8_t* q, bool streamed = false) const {
@@ -150,11 +167,11 @@ struct Rounding {
 
     template <typename T>
     void apply_chunks(const T* x, int64_t first, int64_t count, int8_t* q, bool streamed) const {
-        alignas(64) uint16_t random[kRoundedChunk];
+        alignas(64) uint8_t random[kRoundedChunk];
         for (int64_t at = 0; at < count; at += kRoundedChunk) {
             const int64_t chunk = count - at < kRoundedChunk ? count - at : kRoundedChunk;
-            const uint64_t block = static_cast<uint64_t>((first + at) / kBlockElements);
-            random_bits(stream, block, random, (chunk + kBlockElements - 1) / kBlockElements);
+            const uint64_t block = static_cast<uint64_t>((first + at) / kBlockBytes);
+            random_bytes(stream, block, random, (chunk + kBlockBytes - 1) / kBlockBytes);
             round_run<true>(x + at, random, chunk, inverse, limit, q + at, streamed);
         }
     }

@@ -83,16 +83,6 @@ struct Run {
     }
 };
 
-// Random bits of 8 elements from an even one on, a byte an element.
-__device__ __forceinline__ uint2 bytes_from(const RoundingBits& random, int64_t element) {
-    constexpr int kBlockBytes = 16;
-    const int64_t block = element / kBlockBytes;
-    const int skipped = static_cast<int>(element % kBlockBytes);
-    const uint4 first = random.words(block), second = skipped > 8 ? random.words(block + 1) : first;
-    const uint4 from = RoundingBits::joined(first, second, skipped / 2);
-    return make_uint2(from.x, from.y);
-}
-
 // 16 bits of element i of 8: its byte and below it that of its neighbour. Without a seed, a half.
 __device__ __forceinline__ int32_t fraction(const RoundingBits& random, uint2 bytes, int i) {
     constexpr uint32_t kOfPair[4] = {0x4401, 0x4410, 0x4423, 0x4432};
@@ -202,7 +192,7 @@ __device__ __forceinline__ void compress(const T* x, int64_t rows, const Runs& r
             const int count = count_of_eight(at, end);
             float values[kEight];
             load_eight(from + at, count, vectors, values);
-            const uint2 bytes = bytes_from(random, run.random + at);
+            const uint2 bytes = random.eight_from(run.random + at);
             uint32_t q[kEight];
 #pragma unroll
             for (int i = 0; i < kEight; ++i) {

@@ -240,16 +240,10 @@ class QuantizedLeft {
     __device__ __forceinline__ uint4 rounded_piece(int64_t at) const {
         const Rounding round(*largest_, limit_);
         const RoundingBits random(seed_, node_);
-        const int64_t block = at / kBlockElements;
-        const int skipped = static_cast<int>(at % kBlockElements);
-        uint4 words = random.words(block), next = random.words(block + 1);
-        float x[kEight];
-        eight(0, x);
-        const uint2 low = rounded_eight(round, x, skipped ? RoundingBits::joined(words, next, skipped) : words);
-        if (skipped) next = RoundingBits::joined(next, random.words(block + 2), skipped);
-        eight(1, x);
-        const uint2 high = rounded_eight(round, x, next);
-        return make_uint4(low.x, low.y, high.x, high.y);
+        float low[kEight], high[kEight];
+        eight(0, low);
+        eight(1, high);
+        return rounded_sixteen(round, low, high, random, random.sixteen_from(at));
     }
 
     // The bytes from byte `first` of a row of a chunk on, of which there are `count`, to an aligned word of `to`.

@@ -137,7 +137,8 @@ struct Int8Output {
 #pragma unroll
             for (int c = 0; c < kEight; ++c) y[c] = rounded(dtype, y[c]);
             const int64_t at = of_lane * n + first;
-            const uint2 values = rounded_eight(round, y, RoundingBits(seed, node).words_from(at));
+            const RoundingBits random(seed, node);
+            const uint2 values = rounded_eight(round, y, random, random.eight_from(at));
             if (!pairs) {
                 if (inside) store_values(q, at, values, count, vectors);
             } else if (e == 0) {

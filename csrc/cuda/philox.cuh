@@ -4,7 +4,9 @@
 #include "cuda/device.cuh"
 
 constexpr int kPhiloxRounds = 7;
-constexpr int kBlockElements = 8;  // a block is 128 bits, an element takes 16 of them
+// A block is 128 bits: 16 each for so many elements, or a byte each for twice as many.
+constexpr int kBlockElements = 8;
+constexpr int kBlockBytes = 2 * kBlockElements;
 
 struct Philox {
     uint32_t key[2];
@@ -20,7 +22,7 @@ struct Philox {
     // seed: in the memory of the device.
     __device__ __forceinline__ Philox(const int64_t* seed, int64_t node) : Philox(seed[0], seed[1], node) {}
 
-    // Element 2i and 2i+1 of a block take the low and the high half of word i.
+    // Elements of 16 bits or of a byte take those of word 0 first, the low ones of a word before the high ones.
     __device__ __forceinline__ uint4 words(uint64_t block) const {
         uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32), c2 = node, c3 = step;
         uint32_t key0 = key[0], key1 = key[1];

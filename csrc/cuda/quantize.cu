@@ -31,7 +31,27 @@ __device__ __forceinline__ void store_values(uint8_t* packed, int64_t first, uin
         if (2 * i < count) packed[first / 2 + i] = byte_of(halves, i);
 }
 
-// A thread rounds a block of random bits. Q: int8_t, or uint8_t for packed values of rows of even width, which then
+// Sixteen values, as bytes or as halves of them.
+__device__ __forceinline__ void store_whole(int8_t* q, int64_t first, uint4 values) {
+    global_store<uint4>(q + first, values);
+}
+__device__ __forceinline__ void store_whole(uint8_t* packed, int64_t first, uint4 values) {
+    global_store<uint2>(packed + first / 2, make_uint2(packed_eight(make_uint2(values.x, values.y)),
+                                                       packed_eight(make_uint2(values.z, values.w))));
+}
+
+// The values of the elements of a block of random bytes, 0 beyond the last of n.
+template <typename T>
+__device__ __forceinline__ uint4 rounded_block(const Rounding& round, const RoundingBits& random, const T* x, int64_t n,
+                                               int64_t block, bool vectors) {
+    const int64_t first = block * kBlockBytes;
+    float low[kEight], high[kEight];
+    load_eight(x + first, count_of_eight(first, n), vectors, low);
+    load_eight(x + first + kEight, count_of_eight(first + kEight, n), vectors, high);
+    return rounded_sixteen(round, low, high, random, random.words(block));
+}
+
+// A thread rounds a block of random bytes. Q: int8_t, or uint8_t for packed values of rows of even width, which then
 // lie side by side.
 template <typename T, typename Q>
 __device__ __forceinline__ void quantize(const T* x, int64_t n, const float* absmax, float limit, const int64_t* seed,
@@ -39,24 +59,27 @@ __device__ __forceinline__ void quantize(const T* x, int64_t n, const float* abs
     const Rounding round(*absmax, limit);
     const RoundingBits random(seed, node);
     if (grid_thread() == 0) *scale = round.scale;
-    const bool vectors = is_aligned(x, 16), vector_values = is_aligned(q, kEight);
+    const bool vectors = is_aligned(x, 16), vector_values = is_aligned(q, 16);
 #pragma unroll 1
-    for (int64_t block = grid_thread(); block < (n + kEight - 1) / kEight; block += grid_threads()) {
-        const int64_t first = block * kEight;
-        const int count = count_of_eight(first, n);
-        float values[kEight];
-        load_eight(x + first, count, vectors, values);
-        store_values(q, first, rounded_eight(round, values, random.words(block)), count, vector_values);
+    for (int64_t block = grid_thread(); block < (n + kBlockBytes - 1) / kBlockBytes; block += grid_threads()) {
+        const int64_t first = block * kBlockBytes, second = first + kEight;
+        const uint4 values = rounded_block(round, random, x, n, block, vectors);
+        if (vector_values && n - first >= kBlockBytes) {
+            store_whole(q, first, values);
+        } else {
+            store_values(q, first, make_uint2(values.x, values.y), count_of_eight(first, n), vector_values);
+            store_values(q, second, make_uint2(values.z, values.w), count_of_eight(second, n), vector_values);
+        }
     }
 }
 
-// For rows of odd width, where a byte's two values may be rounded by two blocks of random bits: between rounding and
+// For rows of odd width, where a byte's two values may be rounded by two blocks of random bytes: between rounding and
 // packing the values lie in shared memory.
 template <typename T>
 __device__ __forceinline__ void quantize_int4_rows(const T* x, int64_t rows, int64_t width, const float* absmax,
                                                    float limit, const int64_t* seed, int64_t node, uint8_t* packed,
                                                    float* scale) {
-    GQC_SHARED(uint8_t, values, 2 * Int4Tile::kBytes + 2 * kEight);
+    GQC_SHARED(uint8_t, values, 2 * Int4Tile::kBytes + 2 * kBlockBytes);
     const Rounding round(*absmax, limit);
     const RoundingBits random(seed, node);
     if (grid_thread() == 0) *scale = round.scale;
@@ -66,16 +89,13 @@ __device__ __forceinline__ void quantize_int4_rows(const T* x, int64_t rows, int
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
         const Int4Tile tile(t, rows, width);
         int count;
-        const int64_t block = tile.value(0, count) / kEight, last = tile.value(tile.count - 1, count) + count - 1;
-        for (int64_t b = block + threadIdx.x; b <= last / kEight; b += blockDim.x) {
-            float eight[kEight];
-            load_eight(x + b * kEight, count_of_eight(b * kEight, n), vectors, eight);
-            shared_store<uint2>(values, static_cast<int>(b - block) * kEight,
-                                rounded_eight(round, eight, random.words(b)));
-        }
+        const int64_t block = tile.value(0, count) / kBlockBytes, last = tile.value(tile.count - 1, count) + count - 1;
+        for (int64_t b = block + threadIdx.x; b <= last / kBlockBytes; b += blockDim.x)
+            shared_store<uint4>(values, static_cast<int>(b - block) * kBlockBytes,
+                                rounded_block(round, random, x, n, b, vectors));
         __syncthreads();
         for (int i = threadIdx.x; i < tile.count; i += blockDim.x) {
-            const int at = static_cast<int>(tile.value(i, count) - block * kEight);
+            const int at = static_cast<int>(tile.value(i, count) - block * kBlockBytes);
             const uint32_t low = values[at] & 15u, high = count == 2 ? values[at + 1] & 15u : 0u;
             packed[t * Int4Tile::kBytes + i] = static_cast<uint8_t>(low | high << 4);
         }

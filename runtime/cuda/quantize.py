@@ -9,7 +9,7 @@ from gqc.runtime.cuda.pack_bits import TILE
 from gqc.runtime.cuda.target import Argument, Kernel, Target, launch, of_each_type, strided_blocks
 
 _THREADS = 256
-_OF_THREAD = 8  # elements
+_READ, _ROUNDED = 8, 16  # elements of a thread; a block of random bytes rounds 16
 
 _ABSMAX = of_each_type("absmax", "pip")
 _QUANTIZE = of_each_type("quantize", "pipfpipp")
@@ -23,7 +23,7 @@ _DEQUANTIZE = of_each_type("dequantize", "ppip")
 def absmax(target: Target, x: Argument, dtype: int, n: int, out: Argument) -> None:
     """Raise ``out`` to the largest magnitude of ``n`` elements."""
     if n:
-        launch(target, _ABSMAX[dtype], _grid(target, n, _OF_THREAD * _THREADS), _THREADS, x, n, out)
+        launch(target, _ABSMAX[dtype], _grid(target, n, _READ * _THREADS), _THREADS, x, n, out)
 
 
 def quantize(
@@ -44,7 +44,7 @@ def quantize(
         found = largest_of(target, x, dtype, n)  # held until the kernel that reads it is launched
         largest = found.data_ptr()
     random = (seed if stochastic else None, node)
-    grid = _grid(target, n, _OF_THREAD * _THREADS)
+    grid = _grid(target, n, _ROUNDED * _THREADS)
     launch(target, _QUANTIZE[dtype], grid, _THREADS, x, n, largest, limit(bits), *random, q, scale)
 
 
@@ -71,7 +71,7 @@ def quantize_int4(
     if width % 2:
         kernel, sizes, grid = _QUANTIZE_INT4_ROWS[dtype], (rows, width), _grid_of_tiles(target, rows, width)
     else:
-        kernel, sizes, grid = _QUANTIZE_INT4[dtype], (n,), _grid(target, n, _OF_THREAD * _THREADS)
+        kernel, sizes, grid = _QUANTIZE_INT4[dtype], (n,), _grid(target, n, _ROUNDED * _THREADS)
     launch(target, kernel, grid, _THREADS, x, *sizes, largest, limit(bits), *random, packed, scale)
 
 

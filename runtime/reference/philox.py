@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 ROUNDS = 7
-BLOCK_ELEMENTS = 8
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
@@ -37,16 +36,26 @@ def random_bits(count: int, seed: Tensor, node: int) -> Tensor:
     """16 random bits for each of ``count`` elements, int64 ``[count]`` with values from 0 to 65535.
 
     Args:
-        count: number of elements of the tensor that is rounded.
+        count: number of elements of the tensor that they are for.
         seed: int64 tensor of 2 elements: number drawn for the step, step counter.
-        node: number of the graph node that rounds.
+        node: number of the graph node that draws.
     """
+    return _numbers(count, 16, seed, node)
+
+
+def random_bytes(count: int, seed: Tensor, node: int) -> Tensor:
+    """A random byte for each of ``count`` elements, int64 ``[count]``: those of :func:`random_bits`, low ones first."""
+    return _numbers(count, 8, seed, node)
+
+
+def _numbers(count: int, bits: int, seed: Tensor, node: int) -> Tensor:
     number, step = (int(part) & 0xFFFFFFFFFFFFFFFF for part in seed)
-    block = torch.arange((count + BLOCK_ELEMENTS - 1) // BLOCK_ELEMENTS)
+    of_block = 128 // bits
+    block = torch.arange((count + of_block - 1) // of_block)
     constant = torch.ones_like(block)
     counter = [block & _WORD, block >> 32, constant * (node & _WORD), constant * (step & _WORD)]
     words = torch.stack(philox4x32(counter, (number & _WORD, number >> 32)), dim=1)
-    return torch.stack([words & 0xFFFF, words >> 16], dim=2).flatten()[:count]
+    return ((words[..., None] >> torch.arange(0, 32, bits)) & (2**bits - 1)).flatten()[:count]
 
 
 def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:

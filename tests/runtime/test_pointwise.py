@@ -213,13 +213,19 @@ def test_the_same_elements_are_dropped_as_by_dropout(isa):
     assert torch.equal(mask, expected_mask)
 
 
+@pytest.mark.parametrize("width", [17, 65, 333, 1000])
 @pytest.mark.parametrize("stochastic", [0, 1])
-def test_the_same_int8_values_as_of_quantize(isa, stochastic):
-    x, y, seed = torch.randn(999, 17), torch.randn(999, 1), fresh_seed()
+def test_the_same_int8_values_as_of_quantize(isa, stochastic, width):
+    x, y, seed = torch.randn(999, width), torch.randn(999, 1), fresh_seed()
     q, scale = op([x, y], seed, f"v0 = mul(x0, x1); return int8(v0, 11, 8, {stochastic})")
     expected = torch.ops.gqc.quantize(x * y, None, seed, 11, 8, bool(stochastic))
     assert torch.equal(q, expected[0])
     assert torch.equal(scale, expected[1])
+
+
+def test_int8_values_of_the_longest_odd_rows_that_are_summed(isa):
+    x = torch.randint(-9, 10, (50, 511)).float()  # whose sums are exact
+    check([x], "v0 = neg(x0); return float32(sum(v0, -1)), int8(v0, 1, 8, 1)", fresh_seed())
 
 
 def test_results_too_large_for_caches(isa):

@@ -13,7 +13,7 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import quantize as reference
-from gqc.runtime.reference.philox import philox4x32
+from gqc.runtime.reference.philox import philox4x32, random_bits, random_bytes
 from tests.runtime.backends import BACKENDS, on_backend
 
 gqc = torch.ops.gqc
@@ -45,8 +45,16 @@ def test_philox_gives_the_known_answers_of_its_authors(word: int, rounds: int, a
     assert [int(w) for w in philox4x32(counter, (word, word), rounds)] == answer
 
 
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100])
+def test_bytes_are_those_of_the_16_bit_numbers(count: int) -> None:
+    seed = draw_seed()
+    pairs = random_bytes(2 * count, seed, 3).view(count, 2)
+    assert torch.equal(pairs[:, 0] + 256 * pairs[:, 1], random_bits(count, seed, 3))
+    assert torch.equal(random_bytes(count, seed, 3), pairs.flatten()[:count])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 127, 128, 129, 1000, 70_001])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 15, 16, 17, 127, 128, 129, 1000, 70_001])
 def test_equals_reference_at_sizes_around_blocks(backend: str, threads: int, dtype: torch.dtype, count: int) -> None:
     x, seed = torch.randn(count, dtype=dtype), draw_seed()
     for stochastic in (True, False):
@@ -172,6 +180,33 @@ def test_stochastic_rounding_is_unbiased(backend: str) -> None:
     q, scale = gqc.quantize(points.expand(n, 33), None, draw_seed(), 0, 8, True)
     error = q.float().mean(0) * scale - points
     assert error.abs().max() < 5 * 0.5 * scale / n**0.5
+
+
+@pytest.mark.parametrize("fraction", [1e-3, 1 / 512, 0.1, 1 / 3, 0.499, 0.7, 0.9, 1 - 1e-3])
+def test_the_mean_of_any_fraction_is_off_by_at_most_half_a_threshold(backend: str, fraction: float) -> None:
+    """Rounding up has 256 thresholds, a 1/256 apart; the rest is within 5 standard errors."""
+    n, largest = 40_000, torch.tensor(127.0)  # a scale of 1
+    q, _ = gqc.quantize(torch.full((n,), fraction), largest, draw_seed(), 0, 8, True)
+    assert abs(q.float().mean() - fraction) < 1 / 512 + 5 * (fraction * (1 - fraction) / n) ** 0.5
+
+
+def test_every_random_byte_is_a_threshold_of_its_own(backend: str) -> None:
+    """Looks for the byte of each element by halves: an element is rounded up from ``1 - (byte + 1/2) / 256`` on."""
+    n, largest, seed = 2**14, torch.tensor(127.0), draw_seed()
+
+    def rounded_up(byte: Tensor, below: float = 0.0) -> Tensor:
+        fraction = 1 - (byte + 0.5) / 256 - below
+        return gqc.quantize(fraction, largest, seed, 0, 8, True)[0] == 1
+
+    byte = torch.zeros(n)
+    for bit in (128, 64, 32, 16, 8, 4, 2, 1):
+        byte += bit * rounded_up(byte + bit)
+    assert rounded_up(byte).all()
+    assert not rounded_up(byte, below=2**-12).any()
+    found = torch.bincount(byte.int(), minlength=256)
+    assert found.count_nonzero() == 256
+    chi_square = ((found - n / 256) ** 2 / (n / 256)).sum()
+    assert (chi_square - 255).abs() < 6 * (2 * 255) ** 0.5
 
 
 def test_rounding_errors_of_neighbours_are_independent(backend: str) -> None:

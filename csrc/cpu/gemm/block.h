@@ -7,16 +7,18 @@
 
 #    include <cstdint>
 #    include <cstring>
+#    include <numeric>
 
 #    include "common/buffer.h"
+#    include "common/philox.h"
 #    include "cpu/gemm/packed_right.h"
 
 namespace gqc::GQC_ISA {
 
 // Rows of a block: whole register tiles, and whole blocks of random bits whatever the width of a row.
-constexpr int64_t kBlockUnit = kRows % 8 == 0 ? kRows : kRows % 2 == 0 && kRows % 4 != 0 ? 4 * kRows : 2 * kRows;
+constexpr int64_t kBlockUnit = std::lcm(kRows, kBlockBytes);
 constexpr int64_t kBlockRows = 48;
-static_assert(kBlockUnit % kRows == 0 && kBlockUnit % 8 == 0 && kBlockRows % kBlockUnit == 0);
+static_assert(kBlockRows % kBlockUnit == 0);
 
 constexpr int64_t kStripRows = kRows;  // rows that are multiplied at a time
 

@@ -47,7 +47,7 @@ struct QuantizedRows {
         }
         bool ok() const { return block_.ok(); }
 
-        // i0 is a multiple of kBlockElements.
+        // i0 is a multiple of kBlockBytes.
         const int8_t* read(int64_t i0, int64_t count) const {
             const int64_t first = i0 * rows_.k, elements = count * rows_.k;
             int8_t* const to = rows_.streamed ? block_.get() : rows_.q + first;

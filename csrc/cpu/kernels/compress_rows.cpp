@@ -16,7 +16,6 @@
 namespace gqc::GQC_ISA {
 namespace {
 
-constexpr int64_t kBlockBytes = 16;  // of Philox, a byte an element
 constexpr int64_t kPieceRandom = kPiece + kPieceRuns + (kWords + 1) * kBlockBytes + kRandomSpare;
 constexpr int64_t kSpare = 2 * kWide;
 // Values of a piece: each row ends at a byte.
@@ -100,7 +99,7 @@ struct Compressor {
     const uint8_t* draw(int64_t first, int64_t last, uint8_t* random) const {
         if (!stream) return random;
         const int64_t block = first / kBlockBytes, end = (last + kBlockBytes - 1) / kBlockBytes;
-        random_bits(*stream, static_cast<uint64_t>(block), reinterpret_cast<uint16_t*>(random), end - block);
+        random_bytes(*stream, static_cast<uint64_t>(block), random, end - block);
         return random + first % kBlockBytes;
     }
 };

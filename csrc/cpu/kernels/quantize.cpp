@@ -37,14 +37,14 @@ Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, co
     bool ok = true;
 #pragma omp parallel num_threads(team(threads, rows* width)) reduction(&& : ok)
     {
-        const Buffer<int8_t> q(step * width + kBlockElements);
+        const Buffer<int8_t> q(step * width + kBlockBytes);
         ok = q.ok();
 #pragma omp for schedule(static)
         for (int64_t r0 = 0; r0 < rows; r0 += step) {
             if (!ok) continue;
             const int64_t r1 = r0 + step < rows ? r0 + step : rows;
-            // The random bits of a block belong to its 8 elements, so rounding starts where a block does.
-            const int64_t first = r0 * width / kBlockElements * kBlockElements, last = r1 * width;
+            // The random bytes of a block belong to its 16 elements, so rounding starts where a block does.
+            const int64_t first = r0 * width / kBlockBytes * kBlockBytes, last = r1 * width;
             rounding.apply(x + first, first, last - first, q.get());
             for (int64_t r = r0; r < r1; ++r) pack_int4(&q[r * width - first], width, packed + r * int4_bytes(width));
         }

@@ -22,18 +22,20 @@
 namespace gqc::GQC_ISA {
 
 constexpr int64_t kTileElements = 1024;
-constexpr int64_t kLongestTile = 8 * 512;  // 8 rows of the longest last axis that is summed
+constexpr int64_t kLongestRun = 512;  // the longest last axis that is summed
 
-// Elements that are interpreted together, a multiple of 8: no two tiles share a byte of a mask or a block of random
-// bits. Tiles are whole rows, and whole cache lines of int8 results, where rows are short.
+// Elements that are interpreted together, of which no two tiles share a byte of a mask or a block of random numbers:
+// dropout draws 8 in a block, the rounding of int8 results 16. Tiles are whole rows, and whole cache lines of int8
+// results, where rows are short.
 inline int64_t tile_elements(const Plan& plan) {
-    const auto whole_bytes = [](int64_t length) {
+    const int64_t unit = plan.has(Form::int8) ? kBlockBytes : kBlockElements;
+    const auto whole_units = [&](int64_t length) {
         int64_t multiple = length;
-        while (multiple % 8) multiple *= 2;
+        while (multiple % unit) multiple *= 2;
         return multiple;
     };
-    const int64_t rows = whole_bytes(plan.row()), runs = whole_bytes(plan.axes[2]);
-    int64_t tile = rows <= kTileElements ? rows : runs <= kLongestTile ? runs : 8;
+    const int64_t rows = whole_units(plan.row()), runs = whole_units(plan.axes[2]);
+    int64_t tile = rows <= kTileElements ? rows : runs <= unit * kLongestRun ? runs : unit;
     while (tile % 64 && 2 * tile <= kTileElements) tile *= 2;
     return tile < kTileElements ? kTileElements / tile * tile : tile;
 }
@@ -135,8 +137,8 @@ class Program {
         // Where the caller puts the elements of a computed input before it calls run().
         float* computed(int64_t input = 0) const { return computed_.get() + input * program_.most_; }
 
-        // Elements first .. first + count of the iteration; first is a multiple of 8 and the start of a row where the
-        // program repeats or sums one.
+        // Elements first .. first + count of the iteration; first is a multiple of 8, or of 16 where the program has
+        // int8 results, and the start of a row where it repeats or sums one.
         void run(int64_t first, int64_t count, int64_t chunk) {
             for (int64_t at = 0; at < count; at += program_.tile_) {
                 const int64_t left = count - at;
