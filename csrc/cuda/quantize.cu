@@ -45,10 +45,11 @@ template <typename T>
 __device__ __forceinline__ uint4 rounded_block(const Rounding& round, const RoundingBits& random, const T* x, int64_t n,
                                                int64_t block, bool vectors) {
     const int64_t first = block * kBlockBytes;
+    const uint4 bytes = random.words(block);
     float low[kEight], high[kEight];
     load_eight(x + first, count_of_eight(first, n), vectors, low);
     load_eight(x + first + kEight, count_of_eight(first + kEight, n), vectors, high);
-    return rounded_sixteen(round, low, high, random, random.words(block));
+    return rounded_sixteen(round, low, high, random, bytes);
 }
 
 // A thread rounds a block of random bytes. Q: int8_t, or uint8_t for packed values of rows of even width, which then

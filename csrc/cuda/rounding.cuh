@@ -44,8 +44,9 @@ struct RoundingBits {
     __device__ __forceinline__ uint2 eight_from(int64_t element) const {
         const int64_t block = element / kBlockBytes;
         const int skipped = static_cast<int>(element % kBlockBytes);
-        const uint4 first = words(block), second = skipped > kBlockBytes - kEight ? words(block + 1) : first;
-        const uint4 bytes = joined(first, second, skipped);
+        // The second block comes first, since only two words of it wait in registers.
+        const uint4 second = skipped > kBlockBytes - kEight ? words(block + 1) : make_uint4(0, 0, 0, 0);
+        const uint4 bytes = joined(words(block), second, skipped);
         return make_uint2(bytes.x, bytes.y);
     }
 
