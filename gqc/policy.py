@@ -84,7 +84,9 @@ class Policy:
             matmul precision "high"), or ``"fp32"``. Layers of 32 bits, and other processors, multiply in float32.
         float_storage: how a CPU stores floats that only a ``quantize`` reads: ``"bf16"``, sums over neighbours always
             and results of a matrix product where that is estimated to take less time than to compute them again
-            (docs/cost.md), or ``"fp32"``, in which the fusion of kernels changes no bit of an int8 value.
+            (docs/cost.md), or ``"fp32"``, in which the fusion of kernels changes no bit of an int8 value. With
+            ``"bf16"`` and ``float_products="bf16x3"`` it also stores large matrices that only products and sums in full
+            precision read in three bytes an element, within 2^-16 of each (float24).
         min_size: a primitive whose largest operand has fewer elements stays in full precision; 0 quantizes small ones
             too. ``None``: those stay that int8 is estimated to make far slower, by ``costs`` on a CPU and by a size of
             4,096 elements elsewhere (docs/cost.md).

@@ -29,6 +29,7 @@ from gqc.passes.scale_after_gemm import scale_after_gemm
 from gqc.passes.schedule import schedule
 from gqc.passes.share_quantized import share_quantized
 from gqc.passes.simplify import simplify
+from gqc.passes.store_float24 import store_float24
 from gqc.passes.verify import verify
 from gqc.policy import Insert
 
@@ -62,5 +63,6 @@ __all__ = [
     "select",
     "share_quantized",
     "simplify",
+    "store_float24",
     "verify",
 ]

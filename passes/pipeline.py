@@ -32,6 +32,7 @@ from gqc.passes.scale_after_gemm import scale_after_gemm
 from gqc.passes.schedule import schedule
 from gqc.passes.share_quantized import share_quantized
 from gqc.passes.simplify import simplify
+from gqc.passes.store_float24 import store_float24
 from gqc.passes.verify import verify, verify_decided
 from gqc.policy import Insert, Pass, Policy, did_you_mean
 
@@ -78,6 +79,7 @@ PIPELINE = (
     Step("fuse_pointwise", fuse_pointwise),
     Step("fuse_products", fuse_products),
     Step("pair_products", pair_products),
+    Step("store_float24", store_float24),
     Step("pack_integers", pack_integers),
     Step("schedule", schedule),
 )

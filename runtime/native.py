@@ -62,8 +62,8 @@ SIGNATURES = {
     "quantize_qgemm_pointwise": "pipiiippppiiiiipppppiipppp",
     "relu_backward": "piiipp",
     # mm
-    "mm": "ppiiiiipip",
-    "mm_pointwise": "ppiiiippiiipppp",
+    "mm": "ppiiiiipiip",
+    "mm_pointwise": "pipiiiipipiiipppp",
     # typed_spmm
     "typed_spmm": "iipppiiippiiipp",
     "typed_spmm_bwd_b": "iipppiipppp",

@@ -16,6 +16,8 @@ from gqc.runtime.features import pad_left
 
 # Numbered as OpCode in csrc/cpu/graph/edge_op.h. A copy reads its first operand.
 OP_CODES = {"copy_lhs": 0, "copy_rhs": 0, "add": 1, "sub": 2, "mul": 3, "div": 4, "dot": 5}
+COPY_FLOAT24 = 6
+"""A copy of rows of float24 (:mod:`gqc.runtime.float24`), on the CPU."""
 
 
 class _Native(ctypes.Structure):

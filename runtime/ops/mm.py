@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import kernels, native
+from gqc.runtime.float24 import as_rows, dtype_of, is_float24, shape_of, widened
 from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.gemm import contiguous
 from gqc.runtime.ops.graph_arguments import address
@@ -36,40 +37,45 @@ def _mm(
     refuse_gradient("mm", a, b, rows)
     bf16x3 = in_bf16x3("mm", a, precision)
     m, n, k = check_product("mm", a, b, trans_a, trans_b, rows)
-    if kernels.on_gpu(a) or a.dtype is not torch.float32 or not m * n * k:
+    if kernels.on_gpu(a) or dtype_of(a) is not torch.float32 or not m * n * k:
         return _composed(a, b, trans_a, trans_b, rows)
-    a, trans_a = contiguous(a, trans_a)
+    a, trans_a = (rows_of(a), trans_a) if is_float24(a) else contiguous(a, trans_a)
     b, trans_b = contiguous(b, trans_b)
     if trans_a and trans_b:
         return _composed(a, b, trans_a, trans_b, rows)
     if rows is not None and not trans_a:  # a was a transposed view
         return _mm(a, _scaled(b, rows), trans_a, trans_b, None, precision)
-    out = kernels.empty(a, (m, n))
+    out = kernels.empty(a, (m, n), torch.float32)
     factors = None if rows is None else rows.contiguous()
-    operands = pointer(a, torch.float32), pointer(b, torch.float32), m, n, k, trans_a, trans_b
-    kernels.run(a, "mm", *operands, address(factors), bf16x3, out.data_ptr())
+    operands = a.data_ptr(), pointer(b, torch.float32), m, n, k, trans_a, trans_b
+    kernels.run(a, "mm", *operands, address(factors), is_float24(a), bf16x3, out.data_ptr())
     return out
+
+
+def rows_of(a: Tensor) -> Tensor:
+    """A left operand, of float32 or float24, as the kernels read it."""
+    return as_rows(a) if is_float24(a) else a.contiguous()
 
 
 def check_product(
     op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None
 ) -> tuple[int, int, int]:
-    """Rows, columns and contracted size of a product of float matrices.
+    """Rows, columns and contracted size of a product of float matrices, of which the left one may be float24.
 
     Raises:
         KernelError: if they are no matrices of one floating-point type, or do not fit together.
     """
     matrices = a.dim() == 2 and b.dim() == 2
-    m, k = (a.shape[::-1] if trans_a else a.shape) if matrices else (0, 0)
+    m, k = (shape_of(a)[::-1] if trans_a else shape_of(a)) if matrices else (0, 0)
     k_of_b, n = (b.shape[::-1] if trans_b else b.shape) if matrices else (0, 0)
     if not matrices or k != k_of_b:
         raise KernelError(
             f"gqc.{op}: a {tuple(a.shape)} (trans_a={trans_a}) and b {tuple(b.shape)} (trans_b={trans_b}) do not fit "
             "together"
         )
-    if not a.is_floating_point() or a.dtype is not b.dtype:
+    if not b.is_floating_point() or dtype_of(a) is not b.dtype:
         raise KernelError(f"gqc.{op} needs matrices of one floating-point type and got {a.dtype} and {b.dtype}")
-    if rows is not None and (trans_b or not trans_a or rows.shape != (k,) or rows.dtype is not a.dtype):
+    if rows is not None and (trans_b or not trans_a or rows.shape != (k,) or rows.dtype is not b.dtype):
         raise KernelError(
             f"gqc.{op}: rows {tuple(rows.shape)} of {rows.dtype} are no factors of the {k} contracted rows of b: "
             "with them a is read transposed, b is not, and all are of one type"
@@ -81,7 +87,8 @@ class SecondProduct(NamedTuple):
     """A second product that a kernel computes beside its own.
 
     Attributes:
-        arguments: the kernel's: both operands, contracted size, and whether the right one is read transposed.
+        arguments: the kernel's: the left operand and whether it is float24, the right one, contracted size, and
+            whether the right one is read transposed.
         kept: what they point to.
     """
 
@@ -96,18 +103,18 @@ def second_arguments(op: str, shape: Sequence[int], a: Tensor | None, b: Tensor 
         KernelError: if one operand is missing, or they do not fit.
     """
     if a is None and b is None:
-        return SecondProduct((None, None, 0, False), [])
+        return SecondProduct((None, False, None, 0, False), [])
     if a is None or b is None:
         raise KernelError(f"gqc.{op}: a second product needs both a2 and b2")
     *own, k = check_product(op, a, b, False, trans_b)
     if own != list(shape):
         raise KernelError(f"gqc.{op}: the second product is {tuple(own)} and the first {tuple(shape)}")
-    a, (b, trans_b) = a.contiguous(), contiguous(b, trans_b)
-    return SecondProduct((pointer(a, torch.float32), pointer(b, torch.float32), k, trans_b), [a, b])
+    a, (b, trans_b) = rows_of(a), contiguous(b, trans_b)
+    return SecondProduct((a.data_ptr(), is_float24(a), pointer(b, torch.float32), k, trans_b), [a, b])
 
 
 def _composed(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None) -> Tensor:
-    b = b if rows is None else _scaled(b, rows)
+    a, b = widened(a), b if rows is None else _scaled(b, rows)
     return torch.mm(a.t() if trans_a else a, b.t() if trans_b else b)
 
 
@@ -118,10 +125,10 @@ def _scaled(b: Tensor, rows: Tensor) -> Tensor:
 def _fake(
     a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None, precision: str = "fp32"
 ) -> Tensor:
-    k, m = a.shape if trans_a else a.shape[::-1]
+    k, m = shape_of(a) if trans_a else shape_of(a)[::-1]
     n, k_of_b = b.shape if trans_b else b.shape[::-1]
     torch._check(k == k_of_b, lambda: f"gqc.mm: contracted sizes {k} and {k_of_b} differ")
-    return a.new_empty((m, n))
+    return b.new_empty((m, n))
 
 
 define(

@@ -15,7 +15,7 @@ from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.library import define, refuse_gradient
-from gqc.runtime.pointwise.code import addresses, code_for, iteration_size, output_shapes
+from gqc.runtime.pointwise.code import addresses, code_for, iteration_size, new_outputs, output_shapes
 from gqc.runtime.pointwise.program import parse
 from gqc.runtime.reference import dropout
 from gqc.runtime.reference import pointwise as reference
@@ -34,7 +34,7 @@ def _pointwise(
     if kernels.on_gpu(on):
         return reference.pointwise(inputs, seed, program, size, _ON_GPU)
     contiguous = [x if x.is_contiguous() else x.contiguous() for x in inputs]
-    outputs = [kernels.empty(on, shape, dtype) for shape, dtype in zip(code.shapes, code.dtypes, strict=True)]
+    outputs = new_outputs(on, code)
     seed_at = None if seed is None else pointer(seed, torch.int64)
     kernels.run(on, "pointwise", code.address, addresses(contiguous), addresses(outputs), seed_at)
     return outputs

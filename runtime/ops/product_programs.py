@@ -14,10 +14,10 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import kernels
+from gqc.runtime.float24 import dtype_of, is_float24
 from gqc.runtime.kernels import pointer
 from gqc.runtime.ops import mm, qspmm, spmm
 from gqc.runtime.ops.gemm import check_product, contiguous, contiguous_operands
-from gqc.runtime.ops.graph_arguments import check_floats, check_operands, operands, result_dtype
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.ops.quantize import check_float, check_quantize
 from gqc.runtime.ops.second_product import SCHEMA, SecondProduct
@@ -212,13 +212,10 @@ def _spmm_pointwise_kernel(
 ) -> list[Tensor]:
     name = "spmm_pointwise"
     _refuse_int8(name, program)
-    lhs, rhs = operands(op, u, e)
-    check_operands(name, op, g, (lhs, "u"), (rhs, "e"))
-    check_floats(name, lhs, rhs)
-    dtype = result_dtype(lhs, rhs)
+    lhs, rhs, dtype = spmm.float_operands(name, g, op, u, e)
     if not kernels.on_gpu(g[0]) and dtype in kernels.DTYPES:
         refuse_gradient(name, lhs, rhs)
-        known, lhs, rhs = spmm.float_operands(op, lhs, rhs)
+        known, lhs, rhs = spmm.known_operands(op, lhs, rhs)
         layout, first = spmm.sum_arguments(g, known, lhs, rhs)
         tiles = tile_program(name, g[0], (num_dst(g), *layout.features), inputs, seed, program, size)
         if tiles is not None:
@@ -261,14 +258,14 @@ def _mm_pointwise_kernel(
 ) -> list[Tensor]:
     name = "mm_pointwise"
     bf16x3 = mm.in_bf16x3(name, a, precision)
-    if not kernels.on_gpu(a) and all(x is None or (x.dtype is torch.float32 and x.numel()) for x in (a, a2)):
+    if not kernels.on_gpu(a) and all(x is None or (dtype_of(x) is torch.float32 and x.numel()) for x in (a, a2)):
         refuse_gradient(name, a, b, a2, b2)
         *shape, k = mm.check_product(name, a, b, False, trans_b)
         second = mm.second_arguments(name, shape, a2, b2, trans_b2)
         tiles = tile_program(name, a, shape, inputs, seed, program, size, 1 + (a2 is not None))
         if tiles is not None:
-            a, (b, trans_b) = a.contiguous(), contiguous(b, trans_b)
-            first = pointer(a, torch.float32), pointer(b, torch.float32), *shape, k, trans_b
+            a, (b, trans_b) = mm.rows_of(a), contiguous(b, trans_b)
+            first = a.data_ptr(), is_float24(a), pointer(b, torch.float32), *shape, k, trans_b
             kernels.run(a, name, *first, *second.arguments, bf16x3, *tiles.arguments)
             return tiles.outputs
     return _mm_pointwise(a, b, trans_b, inputs, seed, program, size, a2, b2, trans_b2, precision)

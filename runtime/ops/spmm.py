@@ -9,9 +9,10 @@ from torch import Tensor
 
 from gqc.runtime import kernels
 from gqc.runtime.features import out_features, reduce_features
+from gqc.runtime.float24 import as_rows, is_float24, shape_of, unpack
 from gqc.runtime.kernels import dtype_code
 from gqc.runtime.ops.edge_gradient import sum_of_products
-from gqc.runtime.ops.feature_layout import OP_CODES, FeatureLayout, layout_of
+from gqc.runtime.ops.feature_layout import COPY_FLOAT24, OP_CODES, FeatureLayout, layout_of, layout_of_features
 from gqc.runtime.ops.graph_arguments import (
     address,
     check_floats,
@@ -31,14 +32,11 @@ from gqc.runtime.relation import CSC_EIDS, CSC_INDICES, CSC_INDPTR, num_dst, num
 def _spmm(
     g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None, rows: Tensor | None = None, divide: bool = False
 ) -> Tensor:
-    u, e = operands(op, u, e)
-    check_operands("spmm", op, g, (u, "u"), (e, "e"))
-    check_floats("spmm", u, e)
+    u, e, dtype = float_operands("spmm", g, op, u, e)
     rows = row_factors("spmm", g, rows)
-    dtype = result_dtype(u, e)
     if dtype is torch.float64:
         return reference(g, op, u, e, rows, divide)
-    op, u, e = float_operands(op, u, e)
+    op, u, e = known_operands(op, u, e)
     layout, arguments = sum_arguments(g, op, u, e)
     out = kernels.empty(g[0], (num_dst(g), *layout.features), dtype)
 
@@ -60,12 +58,34 @@ def _spmm(
     return one_kernel() if out.numel() else out
 
 
-def float_operands(op: str, u: Tensor | None, e: Tensor | None) -> tuple[str, Tensor | None, Tensor | None]:
+def float_operands(
+    name: str, g: list[Tensor], op: str, u: Tensor | None, e: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, torch.dtype]:
+    """The operands that ``op`` reads, of floats or, where it copies them on a CPU, float24, and the result's dtype.
+
+    Raises:
+        KernelError: if one is missing, has other rows than the graph, or is no float.
+    """
+    u, e = operands(op, u, e)
+    check_operands(name, op, g, (u, "u"), (e, "e"))
+    narrow = is_float24(u) and op == "copy_lhs"
+    if narrow and kernels.on_gpu(g[0]):
+        u, narrow = unpack(u), False  # type: ignore[arg-type]
+    check_floats(name, None if narrow else u, e)
+    return u, e, torch.float32 if narrow else result_dtype(u, e)
+
+
+def known_operands(op: str, u: Tensor | None, e: Tensor | None) -> tuple[str, Tensor | None, Tensor | None]:
     """An operation that the kernels know, with operands as they read them."""
     if op == "sub":
         op, e = "add", -e
-    u, e = (None if x is None else x.contiguous() if _reads_bfloat16(op, x) else float32(x) for x in (u, e))
-    return op, u, e
+    return op, *(None if x is None else _readable(op, x) for x in (u, e))  # type: ignore[return-value]
+
+
+def _readable(op: str, x: Tensor) -> Tensor:
+    if is_float24(x):
+        return as_rows(x)
+    return x.contiguous() if _reads_bfloat16(op, x) else float32(x)
 
 
 def _reads_bfloat16(op: str, x: Tensor) -> bool:
@@ -79,8 +99,11 @@ def sum_arguments(
     """How the operands are read, and the first arguments of the kernels: the matrix and the operands."""
     sources, eids = g[CSC_INDICES].data_ptr(), g[CSC_EIDS].data_ptr()
     lhs, lhs_rows, rhs, rhs_rows = (e, eids, None, None) if u is None else (u, sources, e, eids)
-    matrix = OP_CODES[op], is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()
-    return layout_of(op, lhs, rhs), (*matrix, address(lhs), lhs_rows, address(rhs), rhs_rows)
+    narrow = is_float24(lhs)
+    layout = layout_of_features(op, *[tuple(shape_of(lhs)[1:])] * 2) if narrow else layout_of(op, lhs, rhs)
+    code = COPY_FLOAT24 if narrow else OP_CODES[op]
+    matrix = code, is_int64(g), num_dst(g), num_edges(g), g[CSC_INDPTR].data_ptr()
+    return layout, (*matrix, address(lhs), lhs_rows, address(rhs), rhs_rows)
 
 
 def _fake(
@@ -88,6 +111,8 @@ def _fake(
 ) -> Tensor:
     u, e = operands(op, u, e)
     x = e if u is None else u
+    if is_float24(u):
+        return x.new_empty([num_dst(g), *shape_of(u)[1:]], dtype=torch.float32)  # type: ignore[union-attr, arg-type]
     return x.new_empty([num_dst(g), *out_features(op, u, e)], dtype=result_dtype(u, e))
 
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
-from gqc.runtime import kernels
 from gqc.runtime.kernels import pointer
 from gqc.runtime.ops.library import refuse_gradient
-from gqc.runtime.pointwise.code import addresses, code_for
+from gqc.runtime.pointwise.code import addresses, code_for, new_outputs
 
 
 class TileProgram(NamedTuple):
@@ -57,7 +56,7 @@ def tile_program(
     if code.empty or prod(product[1:]) % prod(size[1:]):
         return None
     kept = [x.contiguous() for x in inputs]
-    outputs = [kernels.empty(on, shape, dtype) for shape, dtype in zip(code.shapes, code.dtypes, strict=True)]
+    outputs = new_outputs(on, code)
     seed_at = None if seed is None else pointer(seed, torch.int64)
     return TileProgram(outputs, (code.address, addresses(kept), addresses(outputs), seed_at), kept)
 

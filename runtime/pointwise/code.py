@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gqc.errors import KernelError
+from gqc.runtime import float24, kernels
 from gqc.runtime.ops.dropout import factor, threshold
 from gqc.runtime.pointwise.program import DTYPES, FLOAT, INSTRUCTIONS, MASK, Program, parse
 
@@ -28,7 +29,7 @@ _OPCODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 _OPERANDS, _PARAMETERS = 3, 3
 _AXES = 3
 MOST_SUMMED = 512
-"""The longest last axis that is summed."""
+"""The longest last axis that is summed, or lies in float24."""
 
 
 class Code(NamedTuple):
@@ -41,6 +42,7 @@ class Code(NamedTuple):
         numbers: what the kernel reads; csrc/cpu/pointwise/plan.h names the fields.
         address: where the kernel finds the numbers.
         native: keeps them there.
+        is_float24: of each output, whether it is a matrix of float24.
         draws: whether it needs a seed.
         empty: whether there is nothing to compute.
     """
@@ -51,6 +53,7 @@ class Code(NamedTuple):
     numbers: tuple[int, ...]
     address: int
     native: ctypes.Array
+    is_float24: list[bool]
     draws: bool
     empty: bool
 
@@ -95,11 +98,19 @@ def code_for(text: str, inputs: tuple[tuple[torch.dtype, Shape], ...], size: Sha
         o.parameters[2:] == (1,) for o in program.outputs
     )
     shapes_and_dtypes = output_shapes(program, size)
-    return Code(size, *shapes_and_dtypes, tuple(numbers), ctypes.addressof(native), native, draws, prod(size) == 0)
+    is_float24 = [o.form == "float24" for o in program.outputs for _ in range(2 if o.form == "int8" else 1)]
+    at = ctypes.addressof(native)
+    return Code(size, *shapes_and_dtypes, tuple(numbers), at, native, is_float24, draws, prod(size) == 0)
+
+
+def new_outputs(on: Tensor, code: Code) -> list[Tensor]:
+    """Outputs with undefined values on the device of ``on``."""
+    outputs = zip(code.shapes, code.dtypes, code.is_float24, strict=True)
+    return [float24.empty(on, code.size) if is_24 else kernels.empty(on, *of) for *of, is_24 in outputs]
 
 
 def addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
-    """The addresses of contiguous tensors as a kernel gets them."""
+    """The addresses of tensors as a kernel gets them."""
     return (ctypes.c_void_p * len(tensors))(*[x.data_ptr() for x in tensors])
 
 
@@ -112,6 +123,8 @@ def output_shapes(program: Program, size: Sequence[int]) -> tuple[list[Shape], l
             shapes.append(((prod(size) + 7) // 8,))
         elif output.form == "absmax":
             shapes.append(())
+        elif output.form == "float24":
+            shapes.append((*size[:-1], 3 * size[-1]))
         else:
             shapes.append(tuple(size[1:] if output.axis == 0 else size[:-1] if output.axis == -1 else size))
         dtypes.append(DTYPES[output.form])
@@ -154,6 +167,10 @@ def check_inputs(program: Program, dtypes: Sequence[torch.dtype], shapes: Sequen
 def _layout(program: Program, shapes: Sequence[Shape | None], size: Shape) -> tuple[list[int], list[list[int]]]:
     """Sizes of three axes that stand for all, and each input's strides along them, 0 where it is broadcast."""
     summed = {output.axis for output in program.outputs}
+    if any(output.form == "float24" for output in program.outputs):  # whose rows stand apart
+        if len(size) != 2 or size[1] > MOST_SUMMED:
+            raise KernelError(f"gqc.pointwise: {size} is no matrix of at most {MOST_SUMMED} columns, as float24 is")
+        summed.add(-1)
     if len(summed - {None}) > len(size) or (-1 in summed and size[-1] > MOST_SUMMED):
         raise KernelError(f"gqc.pointwise: {size} cannot be summed so; the last axis may have {MOST_SUMMED}")
     axes: list[tuple[int, tuple[bool, ...]]] = []  # size, and which inputs have the axis

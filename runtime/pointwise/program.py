@@ -100,6 +100,7 @@ DTYPES = {
     "bits": torch.uint8,
     "absmax": torch.float32,
     "int8": torch.int8,
+    "float24": torch.uint8,
 }
 """Forms of an output with the type of its tensor:
 
@@ -108,6 +109,7 @@ DTYPES = {
 - ``bits(v)``: a mask in 1 bit an element, uint8 ``[(n + 7) // 8]``, as ``gqc.dropout`` gives it.
 - ``absmax(v)``: 0-dim float32, as ``gqc.absmax`` gives it.
 - ``int8(v, node, bits, stochastic)``: two tensors, as ``gqc.quantize`` gives them for the value as float32.
+- ``float24(v)``: of a matrix, uint8 ``[N, 3 W]`` (:mod:`gqc.runtime.float24`).
 """
 
 _FORMS = {form: MASK if form in ("bool", "bits") else FLOAT for form in DTYPES}

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from gqc.runtime.pointwise.code import iteration_size
 from gqc.runtime.pointwise.program import DTYPES, Output, parse
+from gqc.runtime.reference import float24
 from gqc.runtime.reference import quantize as quantizer
 from gqc.runtime.reference.dropout import pack, unpack
 from gqc.runtime.reference.philox import random_bits
@@ -69,6 +70,8 @@ def _output(output: Output, value: Tensor, seed: Tensor | None, steps: Steps) ->
         return [pack(value.flatten())]
     if output.form == "absmax":
         return [steps.absmax(value)]
+    if output.form == "float24":
+        return [float24.pack(value)]
     if output.form == "int8":
         node, bits, stochastic = output.parameters
         return list(steps.quantize(value.contiguous(), None, seed, node, bits, bool(stochastic)))

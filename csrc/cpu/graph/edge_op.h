@@ -6,7 +6,7 @@
 namespace gqc::GQC_ISA {
 
 // Numbered as OP_CODES of runtime/ops/feature_layout.py.
-enum OpCode : int64_t { kCopy = 0, kAdd = 1, kSub = 2, kMul = 3, kDiv = 4, kDot = 5 };
+enum OpCode : int64_t { kCopy = 0, kAdd = 1, kSub = 2, kMul = 3, kDiv = 4, kDot = 5, kCopyFloat24 = 6 };
 
 constexpr const char* kUnknownOp = "unknown operation";
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/kernel.h"
+#include "cpu/float24.h"
 
 namespace gqc::GQC_ISA {
 
@@ -36,6 +37,14 @@ struct Operand {
     const Index* rows;
 
     const T* row(int64_t p, int64_t width) const { return data + static_cast<int64_t>(rows[p]) * width; }
+};
+
+template <typename Index>
+struct Operand<float24, Index> {
+    const float24* data;
+    const Index* rows;
+
+    const float24* row(int64_t p, int64_t width) const { return row24(data, rows[p], width); }
 };
 
 // Calls body(Index()) with the index type of a relation.

@@ -1,6 +1,7 @@
 // SPMM with a sum: the messages of a row's entries are added up in registers, a tile of the features at a time.
 #pragma once
 
+#include "cpu/float24.h"
 #include "cpu/graph/edge_op.h"
 #include "cpu/graph/features.h"
 #include "cpu/graph/rows.h"
@@ -9,7 +10,7 @@
 
 namespace gqc::GQC_ISA {
 
-// As fetch(), also from bfloat16.
+// As fetch(), also from bfloat16 and float24.
 template <typename T, int Lanes, int Step, typename From>
 inline Vector<T, Lanes> fetch_as(const From* p) {
     return fetch<T, Lanes, Step>(p);
@@ -27,6 +28,12 @@ inline Vector<float, Lanes> fetch_as(const bfloat16* p) {
         std::memcpy(&out, &bits, sizeof out);
     }
     return out;
+}
+
+template <typename T, int Lanes, int Step>
+inline Vector<float, Lanes> fetch_as(const float24* p) {
+    static_assert(Step == 1);
+    return load_lanes<Lanes>(p);
 }
 
 // Sum of Op(lhs, rhs) in each row, times `scale`. Operands of int8 are added up in int32, others in float, entry after

@@ -104,19 +104,22 @@ GQC_KERNEL(quantize_qgemm_pointwise)(int64_t threads, const void* x, int64_t x_d
     return run(product, second, call, stored, stored);
 }
 
-// a: [m, k]; b: [k, n], or [n, k] where trans_b; a2, b2, k2, trans_b2: likewise of a second product, or null; bf16x3:
-// as in mm. The rest is as in qgemm_pointwise.
-GQC_KERNEL(mm_pointwise)(int64_t threads, const float* a, const float* b, int64_t m, int64_t n, int64_t k,
-                         int64_t trans_b, const float* a2, const float* b2, int64_t k2, int64_t trans_b2,
-                         [[maybe_unused]] int64_t bf16x3, const int64_t* numbers, const void* const* inputs,
-                         void* const* outputs, const int64_t* seed) {
+// a: [m, k]; b: [k, n], or [n, k] where trans_b; a2, narrow_a2, b2, k2, trans_b2: likewise of a second product, or
+// null; narrow_a, bf16x3: as in mm. The rest is as in qgemm_pointwise.
+GQC_KERNEL(mm_pointwise)(int64_t threads, const void* a, int64_t narrow_a, const float* b, int64_t m, int64_t n,
+                         int64_t k, int64_t trans_b, const void* a2, int64_t narrow_a2, const float* b2, int64_t k2,
+                         int64_t trans_b2, [[maybe_unused]] int64_t bf16x3, const int64_t* numbers,
+                         const void* const* inputs, void* const* outputs, const int64_t* seed) {
     const Shape shape{m, n, k}, second{m, n, k2};
+    const FloatMatrix left{a, k, narrow_a != 0}, second_left{a2, k2, narrow_a2 != 0};
     const Call call{kFloat32, numbers, inputs, outputs, seed};
 #if defined(__AMX_BF16__)
     if (bf16x3)
-        return run(threads, SplitProduct(shape, a, b, trans_b != 0), SplitProduct(second, a2, b2, trans_b2 != 0), call);
+        return run(threads, SplitProduct(shape, left, b, trans_b != 0),
+                   SplitProduct(second, second_left, b2, trans_b2 != 0), call);
 #endif
-    return run(threads, FloatProduct(shape, a, b, trans_b != 0), FloatProduct(second, a2, b2, trans_b2 != 0), call);
+    return run(threads, FloatProduct(shape, left, b, trans_b != 0),
+               FloatProduct(second, second_left, b2, trans_b2 != 0), call);
 }
 
 }  // namespace gqc::GQC_ISA

@@ -8,7 +8,7 @@
 namespace gqc::GQC_ISA {
 namespace {
 
-// float32, or bfloat16 where it is copied and the result is bfloat16 too.
+// float32, or where it is copied bfloat16, of which the result is too, or float24.
 template <typename Index>
 struct Table {
     const void* data;
@@ -40,6 +40,7 @@ struct Spmm {
     template <typename Body>
     Error run(int64_t op, int64_t dtype, const Body& body) const {
         if (op == kCopy && dtype == kBfloat16) return sum<Copy, 1, 1, 8, bfloat16>(body);
+        if (op == kCopyFloat24) return sum<Copy, 1, 1, 8, float24>(body);
         if (layout.lhs_step == 0 && op != kDiv)
             return Spmm{threads, rows, rhs, lhs, layout.swapped()}.run(op, dtype, body);
         switch (op) {
@@ -78,7 +79,8 @@ Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, con
 }  // namespace
 
 // out[v] = sum over the entries p of row v of op(lhs[lhs_rows[p]], rhs[rhs_rows[p]]); kCopy reads lhs only, whose
-// elements are bfloat16 where dtype is; all others are float32. factors, divide: see RowOutput; factors may be null.
+// elements are bfloat16 where dtype is, and kCopyFloat24 float24; all others are float32. factors, divide: see
+// RowOutput; factors may be null.
 GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
                  const void* lhs, const void* lhs_rows, const float* rhs, const void* rhs_rows,
                  const FeatureLayout* layout, const float* factors, int64_t divide, int64_t dtype, void* out) {

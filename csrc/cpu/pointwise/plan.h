@@ -63,11 +63,11 @@ inline bool is_known(Op op) {
 // INPUT_DTYPES and COMPUTED of runtime/pointwise/code.py. Computed inputs, the first if there are any, have no tensor.
 enum class Type : int64_t { float32, bfloat16, float16, boolean, bits, computed };
 
-enum class Form : int64_t { float32, bfloat16, float16, boolean, bits, absmax, int8 };  // DTYPES
+enum class Form : int64_t { float32, bfloat16, float16, boolean, bits, absmax, int8, float24 };  // DTYPES
 
 // Of an element; less than one for a mask of bits, none for a number.
 inline int64_t bytes_of(Form form) {
-    constexpr int64_t kBytes[] = {4, 2, 2, 1, 0, 0, 1};
+    constexpr int64_t kBytes[] = {4, 2, 2, 1, 0, 0, 1, 3};
     return kBytes[static_cast<int64_t>(form)];
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/buffer.h"
+#include "cpu/float24.h"
 #include "cpu/pointwise/plan.h"
 #include "cpu/wide.h"
 
@@ -53,9 +54,12 @@ inline int operands_of(Op op) {
 }
 
 // Whether vectors of a result can be written as they are.
-inline bool goes_from_registers([[maybe_unused]] const Result& result) {
+inline bool goes_from_registers([[maybe_unused]] const Plan& plan, [[maybe_unused]] const Result& result) {
 #if defined(__AVX2__)
     const Form form = result.form;
+#    if defined(__AVX512F__)
+    if (form == Form::float24) return plan.axes[2] % kWholeLines24 == 0;
+#    endif
     return result.sum == Sum::none && (form == Form::float32 || form == Form::bfloat16 || form == Form::bits);
 #else
     return false;
@@ -178,7 +182,7 @@ class Steps {
         while (last >= 0 && steps_[last].instruction->result != plan_.result[r].slot) --last;
         if (last < 0) return;
         Step& step = steps_[last];
-        if (is_written && step.held != kNone && step.written == kNone && goes_from_registers(plan_.result[r])) {
+        if (is_written && step.held != kNone && step.written == kNone && goes_from_registers(plan_, plan_.result[r])) {
             step.written = r;
             written_[r] = 1;
         } else if (is_written) {

@@ -56,6 +56,17 @@ GQC_INLINE void each_two(Pack<Count> a, const F& f) {
     }
 }
 
+// f(vectors j to j + 3, j) for each four.
+template <int Count, int First = 0, typename F>
+GQC_INLINE void each_four(Pack<Count> a, const F& f) {
+    if constexpr (Count == 4) {
+        f(a.low.low.x, a.low.high.x, a.high.low.x, a.high.high.x, First);
+    } else {
+        each_four<Count / 2, First>(a.low, f);
+        each_four<Count / 2, First + Count / 2>(a.high, f);
+    }
+}
+
 // Vectors of an operand in memory; read where they are used, they need no register.
 struct Each {
     const float* from;

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cpu/float24.h"
 #include "cpu/pointwise/store.h"
 #include "cpu/rounding.h"
 #include "cpu/write.h"
@@ -38,6 +39,7 @@ struct Target {
                     store(out + (first + at) / width, sum_of_row(values + at, width));
             });
         }
+        if (result.form == Form::float24) return write_rows(values, first, count, plan.axes[2], scratch);
         write_run(values, first, count, scratch);
     }
 
@@ -49,7 +51,15 @@ struct Target {
             return put_vectors(a, first, step.instruction->op == Op::to_bfloat16);
         float* const slot = step.save + at;
         each(a, [&](Floats x, int j) { put(slot + j * kWide, x); });
-        write_run(slot, first, left < kStrip ? left : kStrip, scratch);
+        const int64_t count = left < kStrip ? left : kStrip;
+        if (result.form == Form::float24)
+            write_rows(slot, first, count, kWholeLines24, scratch);
+        else
+            write_run(slot, first, count, scratch);
+    }
+
+    void write_rows(const float* values, int64_t first, int64_t count, int64_t width, float* scratch) const {
+        write_rows24(values, first / width, count / width, width, to, scratch, streamed);
     }
 
     void write_run(const float* values, int64_t first, int64_t count, float* scratch) const {
@@ -78,6 +88,13 @@ struct Target {
         if (result.form == Form::float32) {
             float* const out = static_cast<float*>(to) + first;
             each(a, [&](Floats x, int j) { put_vector(x, out + j * kWide, streamed); });
+#    if defined(__AVX512F__)
+        } else if (result.form == Form::float24) {
+            uint8_t* const out = static_cast<uint8_t*>(to) + first * bytes_of(Form::float24);
+            each_four(a, [&](Floats x, Floats y, Floats z, Floats w, int j) {
+                store_lines(x, y, z, w, out + j * kWide * bytes_of(Form::float24), streamed);
+            });
+#    endif
         } else if (result.form == Form::bfloat16) {
             bfloat16* const out = static_cast<bfloat16*>(to) + first;
             if (narrowed)

@@ -26,10 +26,10 @@ class SplitLines {
     // Rows 2 * pair and 2 * pair + 1 of the `count` rows from `first` on, with zeros behind them, as columns of right.
     void split_pair(const FloatLines& lines, int64_t first, int64_t count, int64_t pair, Splitter* splitter) const {
         const Row even = row(lines, first, count, 2 * pair), odd = row(lines, first, count, 2 * pair + 1);
-        if (lines.factors)
-            split<true>(even, odd, pair, splitter);
+        if (lines.narrow)
+            split<float24>(even, odd, lines.factors != nullptr, pair, splitter);
         else
-            split<false>(even, odd, pair, splitter);
+            split<float>(even, odd, lines.factors != nullptr, pair, splitter);
     }
 
     // Turns columns of right into rows of left, for 16 pairs at a time.
@@ -43,26 +43,34 @@ class SplitLines {
 
   private:
     struct Row {
-        const float* values;
+        const void* values;
         float factor;
     };
     Row row(const FloatLines& lines, int64_t first, int64_t count, int64_t at) const {
         if (at >= count) return {zeros_.get(), 0};
-        return {lines.values + (first + at) * width_, lines.factors ? lines.factors[first + at] : 1};
+        return {lines.bytes(first + at), lines.factors ? lines.factors[first + at] : 1};
     }
 
-    template <bool scaled>
-    void split(const Row& even, const Row& odd, int64_t pair, Splitter* splitter) const {
-        const __m512 even_factor = _mm512_set1_ps(even.factor), odd_factor = _mm512_set1_ps(odd.factor);
+    template <typename T>
+    void split(const Row& even, const Row& odd, bool scaled, int64_t pair, Splitter* splitter) const {
+        if (scaled)
+            split<true>(static_cast<const T*>(even.values), static_cast<const T*>(odd.values), even.factor, odd.factor,
+                        pair, splitter);
+        else
+            split<false>(static_cast<const T*>(even.values), static_cast<const T*>(odd.values), 1, 1, pair, splitter);
+    }
+
+    template <bool scaled, typename T>
+    void split(const T* even, const T* odd, float even_scale, float odd_scale, int64_t pair, Splitter* splitter) const {
+        const __m512 even_factor = _mm512_set1_ps(even_scale), odd_factor = _mm512_set1_ps(odd_scale);
         const auto store = [&](__m512 x, __m512 y, int64_t j) {
             if (scaled) x *= even_factor, y *= odd_factor;
             int8_t* const step = step_of(j, pair / kTileRows);
             store_halves(splitter->split(x, y), words_at(step, j % kPanelWidth, pair % kTileRows));
         };
         int64_t j = 0;
-        for (; j + kTileRows <= width_; j += kTileRows)
-            store(_mm512_loadu_ps(even.values + j), _mm512_loadu_ps(odd.values + j), j);
-        if (j < width_) store(load_first(even.values + j, width_ - j), load_first(odd.values + j, width_ - j), j);
+        for (; j + kTileRows <= width_; j += kTileRows) store(load_sixteen(even + j), load_sixteen(odd + j), j);
+        if (j < width_) store(load_first(even + j, width_ - j), load_first(odd + j, width_ - j), j);
     }
 
     int8_t* step_of(int64_t j, int64_t step) const {
@@ -154,8 +162,7 @@ class SplitPart {
         static constexpr int64_t kAhead = 64;
 
         void ask_for(const FloatLines& x, int64_t row) const {
-            if (row + 1 < count + behind)
-                prefetch(x.values + (first + row) * x.width, 2 * x.width * static_cast<int64_t>(sizeof(float)));
+            if (row + 1 < count + behind) x.ask_for(first + row, 2);
         }
     };
 

@@ -24,12 +24,14 @@ inline void store_halves(const Halves& halves, int8_t* words) {
     _mm512_store_si512(words + kLowParts, halves.low);
 }
 
-// A row of `count` floats along the contracted index as row i of a panel: index s * 32 + j shares a word with 16 more.
-inline void split_row(const float* row, int64_t count, int64_t i, int8_t* panel, Splitter* splitter) {
+// A row of `count` elements along the contracted index as row i of a panel: index s * 32 + j shares a word with 16
+// more.
+template <typename T>
+inline void split_row(const T* row, int64_t count, int64_t i, int8_t* panel, Splitter* splitter) {
     int8_t* to = words_at(panel, i, i % kTileRows);
     int64_t k = 0;
     for (; k + kPanelStep <= count; k += kPanelStep, to += kStepBytes)
-        store_halves(splitter->split(_mm512_loadu_ps(row + k), _mm512_loadu_ps(row + k + kTileRows)), to);
+        store_halves(splitter->split(load_sixteen(row + k), load_sixteen(row + k + kTileRows)), to);
     if (k == count) return;
     const int64_t rest = count - k;
     store_halves(splitter->split(load_first(row + k, rest), load_first(row + k + kTileRows, rest - kTileRows)), to);

@@ -12,7 +12,7 @@ namespace gqc::GQC_ISA {
 class SplitProduct {
   public:
     // As FloatProduct.
-    SplitProduct(Shape shape, const float* a, const float* b, bool trans_b)
+    SplitProduct(Shape shape, const FloatMatrix& a, const float* b, bool trans_b)
         : shape_{shape.m, b ? shape.n : 0, b ? shape.k : 0},
           a_(a),
           b_(b),
@@ -68,10 +68,13 @@ class SplitProduct {
                 const auto [m, n, k] = product.shape_;
                 const int64_t end = done + most < rows ? done + most : rows;
                 Splitter seen = splitter;
+                const FloatMatrix& a = product.a_;
                 for (; done < end; ++done) {
-                    const float* const row = product.a_ + (first + done) * k;
-                    split_row(row, k, done, panel.get(), &seen);
-                    if (first + done + kAhead < m) prefetch(row + kAhead * k, k * static_cast<int64_t>(sizeof *row));
+                    if (a.narrow)
+                        split_row(a.narrow_row(first + done), k, done, panel.get(), &seen);
+                    else
+                        split_row(a.row(first + done), k, done, panel.get(), &seen);
+                    if (first + done + kAhead < m) a.ask_for(first + done + kAhead, 1);
                 }
                 splitter = seen;
             }
@@ -113,8 +116,9 @@ class SplitProduct {
 
         void multiply_in_floats(int64_t first, int64_t rows, float* values) {
             const FloatProduct product(product_.shape_, product_.a_, product_.b_, product_.trans_b_);
-            if (product.ok())
-                product.multiply(first, rows, values);
+            const FloatProduct::Worker worker(product);
+            if (product.ok() && worker.ok())
+                worker.multiply(first, rows, values);
             else
                 out_of_memory_ = true;
         }
@@ -168,7 +172,8 @@ class SplitProduct {
     }
 
     const Shape shape_;
-    const float *const a_, *const b_;
+    const FloatMatrix a_;
+    const float* const b_;
     const bool trans_b_;
     const int64_t steps_;
     const Buffer<int8_t> right_;

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "common/kernel.h"
+#include "cpu/float24.h"
 
 namespace gqc::GQC_ISA {
 
@@ -43,10 +43,19 @@ class Splitter {
     unsigned lost_ = 0;
 };
 
+inline __m512 load_sixteen(const float* from) {
+    return _mm512_loadu_ps(from);
+}
+
 // The first `count` of 16 floats and zeros, none for a negative count.
 inline __m512 load_first(const float* from, int64_t count) {
     const __mmask16 there = count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1;
     return _mm512_maskz_loadu_ps(there, from);
+}
+inline __m512 load_first(const float24* from, int64_t count) {
+    float24 there[16] = {};
+    if (count > 0) std::memcpy(there, from, static_cast<size_t>(count < 16 ? count : 16) * sizeof *from);
+    return load_sixteen(there);
 }
 
 }  // namespace gqc::GQC_ISA

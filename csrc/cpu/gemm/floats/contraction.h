@@ -5,8 +5,8 @@
 
 #include <cstring>
 
+#include "cpu/gemm/floats/matrix.h"
 #include "cpu/gemm/floats/outer_products.h"
-#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
@@ -26,16 +26,16 @@ struct FloatParts {
     static constexpr int64_t kLeastRows = 512, kFewest = 8, kMost = 128, kMostSums = 1 << 23;
 };
 
-// A matrix of `width` columns whose rows are read in order, each multiplied by its factor unless there are none.
-struct FloatLines {
-    const float* values;
-    int64_t width;
+// A matrix whose rows are read in order, each multiplied by its factor unless there are none.
+struct FloatLines : FloatMatrix {
     const float* factors;
 
-    void load(int64_t row, float* __restrict to) const {
-        const float* const from = values + row * width;
-        if (!factors) return static_cast<void>(std::memcpy(to, from, static_cast<size_t>(width) * sizeof *to));
-        for (int64_t j = 0; j < width; ++j) to[j] = from[j] * factors[row];
+    FloatLines(const FloatMatrix& matrix, const float* factors) : FloatMatrix(matrix), factors(factors) {}
+
+    void load(int64_t i, float* __restrict to) const {
+        FloatMatrix::load(i, to);
+        if (!factors) return;
+        for (int64_t j = 0; j < width; ++j) to[j] *= factors[i];
     }
 };
 
@@ -43,19 +43,19 @@ struct FloatLines {
 class Ahead {
   public:
     Ahead(const FloatLines& x, int64_t row, int64_t count, int64_t times)
-        : at_(x.values + row * x.width),
-          left_(count * x.width),
-          share_(round_up((left_ + times - 1) / times, kVectorBytes / 4)) {}
+        : at_(x.bytes(row)),
+          left_(count * x.bytes_of_row()),
+          share_(round_up((left_ + times - 1) / times, kVectorBytes)) {}
 
     void ask() {
-        const int64_t count = left_ < share_ ? left_ : share_;
-        prefetch(at_, count * static_cast<int64_t>(sizeof *at_));
-        at_ += count;
-        left_ -= count;
+        const int64_t bytes = left_ < share_ ? left_ : share_;
+        prefetch(at_, bytes);
+        at_ += bytes;
+        left_ -= bytes;
     }
 
   private:
-    const float* at_;
+    const char* at_;
     int64_t left_, share_;
 };
 

@@ -1,9 +1,10 @@
 // Product of a float matrix with many rows: right is packed once and stays in cache.
 #pragma once
 
+#include "common/buffer.h"
+#include "cpu/gemm/floats/matrix.h"
 #include "cpu/gemm/floats/multiply_add.h"
 #include "cpu/gemm/floats/stack.h"
-#include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
 
@@ -25,54 +26,60 @@ inline void multiply_rows(const float* const (&left)[kRows], const float* right,
 
 class FloatProduct {
   public:
-    // a: [m, k], or null: there is no product; b: [k, n], or [n, k] where trans_b.
-    FloatProduct(Shape shape, const float* a, const float* b, bool trans_b)
+    // a: [m, k]; b: [k, n], or [n, k] where trans_b, or null: there is no product.
+    FloatProduct(Shape shape, const FloatMatrix& a, const float* b, bool trans_b)
         : shape_{shape.m, b ? shape.n : 0, b ? shape.k : 0}, exists_(b != nullptr), a_(a), right_(shape_, b, trans_b) {}
 
     bool ok() const { return right_.ok(); }
     bool exists() const { return exists_; }
     const Shape& shape() const { return shape_; }
 
-    // values[count, n] = rows i0 .. i0 + count; each is one float32 sum in order of k.
-    void multiply(int64_t i0, int64_t count, float* values) const {
-        const auto [m, n, k] = shape_;
-        const float* const block = a_ + i0 * k;
-        const int64_t behind = m - i0 - count;
-        for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
-            const Panel panel(n, j0);
-            with_vectors(panel.vectors, [&](auto vectors) {
-                const int64_t last = panel.columns - (vectors - 1) * kLanes;
-                for (int64_t r = 0; r < count; r += kRows) {
-                    const int64_t rows = count - r < kRows ? count - r : kRows;
-                    if (j0 == 0 && r < behind) ask_for(block + (count + r) * k, behind - r);
-                    const float* row[kRows];
-                    for (int i = 0; i < kRows; ++i) row[i] = block + (r + (i < rows ? i : 0)) * k;
-                    multiply_rows<vectors>(row, right_.panel(0, j0), k, rows, last, values + r * n + j0, n);
-                }
-            });
-        }
-    }
-
     // What a thread works with.
     class Worker {
       public:
-        explicit Worker(const FloatProduct& product) : product_(product) {}
-        bool ok() const { return true; }
-        void multiply(int64_t i0, int64_t count, float* values) const { product_.multiply(i0, count, values); }
+        explicit Worker(const FloatProduct& product)
+            : product_(product), wide_(product.a_.narrow ? kRows * product.shape_.k : 0) {}
+        bool ok() const { return wide_.ok(); }
+
+        // values[count, n] = rows i0 .. i0 + count; each is one float32 sum in order of k.
+        void multiply(int64_t i0, int64_t count, float* values) const {
+            const auto [m, n, k] = product_.shape_;
+            const int64_t behind = m - i0 - count;
+            for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
+                const Panel panel(n, j0);
+                with_vectors(panel.vectors, [&](auto vectors) {
+                    const int64_t last = panel.columns - (vectors - 1) * kLanes;
+                    for (int64_t r = 0; r < count; r += kRows) {
+                        const int64_t rows = count - r < kRows ? count - r : kRows, left = behind - r;
+                        // What the next block reads, as much as is computed with at a time.
+                        if (j0 == 0 && left > 0) product_.a_.ask_for(i0 + count + r, left < kRows ? left : kRows);
+                        const float* row[kRows];
+                        read(i0 + r, rows, row);
+                        multiply_rows<vectors>(row, product_.right_.panel(0, j0), k, rows, last, values + r * n + j0,
+                                               n);
+                    }
+                });
+            }
+        }
 
       private:
+        void read(int64_t first, int64_t rows, const float* (&row)[kRows]) const {
+            const FloatMatrix& a = product_.a_;
+            for (int64_t i = 0; i < kRows; ++i) {
+                const int64_t at = i < rows ? i : 0;
+                row[i] = a.narrow ? &wide_[at * a.width] : a.row(first + at);
+                if (a.narrow && i < rows) a.load(first + i, &wide_[i * a.width]);
+            }
+        }
+
         const FloatProduct& product_;
+        const Buffer<float> wide_;
     };
 
   private:
-    // What the next block reads, as much as is computed with at a time.
-    void ask_for(const float* rows, int64_t count) const {
-        prefetch(rows, (count < kRows ? count : kRows) * shape_.k * static_cast<int64_t>(sizeof *rows));
-    }
-
     const Shape shape_;
     const bool exists_;
-    const float* const a_;
+    const FloatMatrix a_;
     const FloatStack right_;
 };
 

@@ -1,0 +1,140 @@
+"""Store in three bytes an element what only products and sums in full precision read."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from math import gcd
+
+import torch
+from torch import Tensor, fx
+
+from gqc.cost import machine
+from gqc.joint import JointGraph
+from gqc.passes.multiply_floats import precision
+from gqc.passes.nodes import by_name, example, example_numel, half, origin
+from gqc.passes.primitive import ops
+from gqc.passes.report import FUSED, Decision, Report
+from gqc.policy import Policy
+from gqc.runtime.float24 import LINE, bytes_of_row
+from gqc.runtime.pointwise.code import MOST_SUMMED
+from gqc.runtime.pointwise.program import Output, parse
+from gqc.runtime.relation import SRC
+
+MM, MM_PROGRAM = ops.mm.default, ops.mm_pointwise.default
+SPMM, SPMM_PROGRAM = ops.spmm.default, ops.spmm_pointwise.default
+GEMM_PROGRAM, READS_FLOATS = ops.qgemm_pointwise.default, ops.quantize_qgemm_pointwise.default
+PROGRAMS = {
+    ops.pointwise.default: 0,
+    MM_PROGRAM: 0,
+    SPMM_PROGRAM: 0,
+    GEMM_PROGRAM: 0,
+    ops.qspmm_pointwise.default: 0,
+    READS_FLOATS: 2,
+}
+"""What runs programs, with the number of results in front of the program's."""
+
+FEWEST_ELEMENTS = 1 << 20
+"""Of a matrix: a smaller one lies in the caches, where three bytes take no less time than four."""
+
+BF16X3 = "bf16x3"
+
+
+def store_float24(joint: JointGraph, policy: Policy) -> Report:
+    """Let programs write float matrices in float24, 16 bits of precision in three bytes, for products and sums.
+
+    On the CPU, where memory is what large matrices wait for, and a row that is read at random costs a time for each
+    cache line.
+
+    Requires: :func:`fuse_products`, :func:`pair_products` before it (order only): the programs are then as they run.
+    Does: a float32 matrix that a program writes is float24 if only sums over neighbours that copy its rows, and
+        products of which it is the left operand read it, all of them in bf16x3, and that is estimated to take less time
+        (:meth:`gqc.cost.CostModel.float24`). Not with ``Policy.float_storage="fp32"`` or ``float_products="fp32"``.
+    Ensures: values within 2^-16 of themselves, of which bf16x3 may leave out 2^-15 of each product.
+    """
+    report = Report("store_float24")
+    if joint.device.type != "cpu" or policy.float_storage != "bf16" or policy.float_products != BF16X3:
+        return report
+    costs = policy.costs or machine.costs()
+    for node in joint.graph.find_nodes(op="call_function", target=operator.getitem, sort=True):
+        at = _place(node)
+        readers = list(node.users)
+        if at is None or not _fits(node) or not all(_can_read(reader, node, policy) for reader in readers):
+            continue
+        elements = example_numel(node.meta["val"])
+        saved = costs.float24(elements, sum(r.target in (MM, MM_PROGRAM) for r in readers), _lines(node))
+        if saved <= 0:
+            continue
+        _narrow(node, at)
+        reason = (
+            f"stores {node.name} in float24, three bytes an element, which only {', '.join(r.name for r in readers)} "
+            f"read{'s' if len(readers) == 1 else ''}: that saves {saved:.3g} us"
+        )
+        program: fx.Node = node.args[0]  # type: ignore[assignment]
+        report.decisions.append(Decision(program.name, origin(node).module, "tensor", half(program), FUSED, reason))
+    return report
+
+
+def _place(node: fx.Node) -> int | None:
+    """Which output of a program a node picks, if it is one in float32."""
+    maker, at = node.args
+    if not isinstance(maker, fx.Node) or maker.target not in PROGRAMS:
+        return None
+    outputs = parse(by_name(maker)["program"]).outputs
+    place = at - PROGRAMS[maker.target]  # type: ignore[operator]
+    for i, output in enumerate(outputs):
+        if place == 0:
+            return i if output.form == "float32" and output.axis is None else None
+        place -= 2 if output.form == "int8" else 1
+    return None
+
+
+def _fits(node: fx.Node) -> bool:
+    value: Tensor = node.meta["val"]
+    if value.dim() != 2 or not isinstance(value.shape[1], int) or not 0 < value.shape[1] <= MOST_SUMMED:
+        return False
+    # With padding, narrow rows would need more room than as floats.
+    shrinks = bytes_of_row(value.shape[1]) <= value.shape[1] * torch.float32.itemsize
+    return bool(node.users) and shrinks and example_numel(value) >= FEWEST_ELEMENTS
+
+
+def _can_read(reader: fx.Node, value: fx.Node, policy: Policy) -> bool:
+    """Whether a node reads a matrix as rows that it copies, or as the left operand of a product, and nothing else."""
+    if reader.target not in (MM, MM_PROGRAM, SPMM, SPMM_PROGRAM):
+        return False
+    given = by_name(reader)
+    if reader.target in (SPMM, SPMM_PROGRAM):
+        names = ("u",) if given["op"] == "copy_lhs" and precision(policy, reader) == BF16X3 else ()
+    else:
+        names = ("a", "a2") if given["precision"] == BF16X3 else ()
+    return any(given.get(name) is value for name in names) and value not in _operands(given, names)
+
+
+def _operands(given: dict[str, object], without: tuple[str, ...]) -> Iterator[object]:
+    for name, operand in given.items():
+        if name not in without:
+            yield from operand if isinstance(operand, list | tuple) else (operand,)
+
+
+def _lines(node: fx.Node) -> float:
+    """How many cache lines fewer the sums over neighbours read that copy rows of a matrix."""
+    row = node.meta["val"].shape[1] * torch.float32.itemsize
+    # A row of floats may start anywhere in a line that is a multiple of both lengths' common divisor.
+    fewer = (row - gcd(row, LINE)) / LINE + 1 - bytes_of_row(node.meta["val"].shape[1]) / LINE
+    sums = [r for r in node.users if r.target in (SPMM, SPMM_PROGRAM)]
+    return sum(fewer * example(by_name(r)["g"][SRC].meta["val"].shape[0]) for r in sums)
+
+
+def _narrow(node: fx.Node, at: int) -> None:
+    """Let a program give output ``at``, which ``node`` picks, in float24."""
+    program: fx.Node = node.args[0]  # type: ignore[assignment]
+    read = parse(by_name(program)["program"])
+    outputs = [Output("float24", o.value) if i == at else o for i, o in enumerate(read.outputs)]
+    lines = [*map(str, read.instructions), f"return {', '.join(map(str, outputs))}"]
+    names = [argument.name for argument in program.target._schema.arguments]  # type: ignore[union-attr]
+    program.update_arg(names.index("program"), "; ".join(lines))
+    rows, width = node.meta["val"].shape
+    node.meta["val"] = node.meta["val"].new_empty((rows, 3 * width), dtype=torch.uint8)
+    results = list(program.meta["val"])
+    results[node.args[1]] = node.meta["val"]  # type: ignore[index]
+    program.meta["val"] = results
