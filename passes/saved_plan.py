@@ -28,6 +28,7 @@ MASK_SHAPE = "mask_shape"
 """Key of ``node.meta`` of a mask that its kernel writes in 1 bit an element: the shape of the mask."""
 
 AS_IS, INT8_OPERAND, MASK, RECOMPUTED = "as is", "int8 operand", "mask in 1 bit", "recomputed"
+FLOAT24 = "float24"
 
 
 def compressed_to(bits: int) -> str:
@@ -48,7 +49,8 @@ class SavedPlan:
         before: bytes of the value at the example call, if the forward saved it as it is: 0 for the int8 copy of a
             parameter or an input, which the caller holds anyway.
         after: bytes that are saved of it.
-        how: ``"as is"``, ``"int8 operand"``, ``"mask in 1 bit"``, ``"compressed to 2 bits"`` or ``"recomputed"``.
+        how: ``"as is"``, ``"int8 operand"``, ``"mask in 1 bit"``, ``"float24"``, ``"compressed to 2 bits"`` or
+            ``"recomputed"``.
         reason: one sentence fragment for people.
     """
 

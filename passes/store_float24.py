@@ -15,6 +15,8 @@ from gqc.passes.multiply_floats import precision
 from gqc.passes.nodes import by_name, example, example_numel, half, origin
 from gqc.passes.primitive import ops
 from gqc.passes.report import FUSED, Decision, Report
+from gqc.passes.saved_plan import FLOAT24, PLAN, SavedPlan
+from gqc.passes.saved_values import tangent_dependent
 from gqc.policy import Policy
 from gqc.runtime.float24 import LINE, bytes_of_row
 from gqc.runtime.pointwise.code import MOST_SUMMED
@@ -48,14 +50,15 @@ def store_float24(joint: JointGraph, policy: Policy) -> Report:
 
     Requires: :func:`fuse_products`, :func:`pair_products` before it (order only): the programs are then as they run.
     Does: a float32 matrix that a program writes is float24 if only sums over neighbours that copy its rows, and
-        products of which it is the left operand read it, all of them in bf16x3, and that is estimated to take less time
-        (:meth:`gqc.cost.CostModel.float24`). Not with ``Policy.float_storage="fp32"`` or ``float_products="fp32"``.
+        products of its rows with a small matrix or of its columns, read it, all of them in bf16x3, and that is
+        estimated to take less time (:meth:`gqc.cost.CostModel.float24`). Not with ``Policy.float_storage="fp32"`` or
+        ``float_products="fp32"``.
     Ensures: values within 2^-16 of themselves, of which bf16x3 may leave out 2^-15 of each product.
     """
     report = Report("store_float24")
     if joint.device.type != "cpu" or policy.float_storage != "bf16" or policy.float_products != BF16X3:
         return report
-    costs = policy.costs or machine.costs()
+    costs, late = policy.costs or machine.costs(), tangent_dependent(joint)
     for node in joint.graph.find_nodes(op="call_function", target=operator.getitem, sort=True):
         at = _place(node)
         readers = list(node.users)
@@ -65,6 +68,8 @@ def store_float24(joint: JointGraph, policy: Policy) -> Report:
         saved = costs.float24(elements, sum(r.target in (MM, MM_PROGRAM) for r in readers), _lines(node))
         if saved <= 0:
             continue
+        plan = SavedPlan.of(node, 3 * elements, FLOAT24, "three bytes an element, as products in bf16x3 read it", late)
+        node.meta[PLAN] = plan
         _narrow(node, at)
         reason = (
             f"stores {node.name} in float24, three bytes an element, which only {', '.join(r.name for r in readers)} "
@@ -99,15 +104,17 @@ def _fits(node: fx.Node) -> bool:
 
 
 def _can_read(reader: fx.Node, value: fx.Node, policy: Policy) -> bool:
-    """Whether a node reads a matrix as rows that it copies, or as the left operand of a product, and nothing else."""
+    """Whether all that a node reads of a matrix is rows that it copies or multiplies, or columns that it multiplies."""
     if reader.target not in (MM, MM_PROGRAM, SPMM, SPMM_PROGRAM):
         return False
     given = by_name(reader)
     if reader.target in (SPMM, SPMM_PROGRAM):
         names = ("u",) if given["op"] == "copy_lhs" and precision(policy, reader) == BF16X3 else ()
     else:
-        names = ("a", "a2") if given["precision"] == BF16X3 else ()
-    return any(given.get(name) is value for name in names) and value not in _operands(given, names)
+        contracts_rows = given.get("trans_a") and not given["trans_b"]
+        names = (("a", "b") if contracts_rows else ("a", "a2")) if given["precision"] == BF16X3 else ()
+    read = [given.get(name) for name in names]
+    return read.count(value) == 1 and value not in _operands(given, names)
 
 
 def _operands(given: dict[str, object], without: tuple[str, ...]) -> Iterator[object]:

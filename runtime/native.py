@@ -62,7 +62,7 @@ SIGNATURES = {
     "quantize_qgemm_pointwise": "pipiiippppiiiiipppppiipppp",
     "relu_backward": "piiipp",
     # mm
-    "mm": "ppiiiiipiip",
+    "mm": "ppiiiiipiiip",
     "mm_pointwise": "pipiiiipipiiipppp",
     # typed_spmm
     "typed_spmm": "iipppiiippiiipp",

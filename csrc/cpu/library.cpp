@@ -23,8 +23,9 @@ extern "C" __attribute__((visibility("default"))) unsigned gqc_interface() {
             const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out, float* absmax,          \
             uint8_t* positive)
 extern "C" __attribute__((weak))
-const char* gqc_mm_amx(int64_t threads, const void* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t trans_a,
-                       int64_t trans_b, const float* factors, int64_t narrow_a, int64_t bf16x3, float* out);
+const char* gqc_mm_amx(int64_t threads, const void* a, const void* b, int64_t m, int64_t n, int64_t k, int64_t trans_a,
+                       int64_t trans_b, const float* factors, int64_t narrow_a, int64_t narrow_b, int64_t bf16x3,
+                       float* out);
 GQC_DECLARE_QGEMM(portable);
 GQC_DECLARE_QGEMM(avx2);
 GQC_DECLARE_QGEMM(avx512);
@@ -85,7 +86,7 @@ bool multiplies_bfloat16() {
         }
     for (const bool contracts_rows : {false, true}) {
         float got[kM * kN];
-        if (gqc_mm_amx(1, a, b, kM, kN, kK, contracts_rows, !contracts_rows, nullptr, 0, 1, got)) return false;
+        if (gqc_mm_amx(1, a, b, kM, kN, kK, contracts_rows, !contracts_rows, nullptr, 0, 0, 1, got)) return false;
         for (int64_t i = 0; i < kM; ++i)
             for (int64_t j = 0; j < kN; ++j) {
                 double sum = 0, size = 0;

@@ -10,13 +10,14 @@ from torch import Tensor, fx
 
 from gqc.passes.int8_copies import is_copy
 from gqc.passes.primitive import Primitive, ops
+from gqc.passes.saved_plan import FLOAT24, PLAN
 
 QUANTIZE, INT8, KEPT, INDEX, MASK, SIZE = "quantize", "int8", "kept", "index", "mask", "size"
 
 
 def precision(node: fx.Node, primitive: Primitive | None) -> str:
     """``"quantize"`` makes integers of floats; ``"int8"`` computes on them or holds them; ``"kept"`` is a primitive in
-    full precision. Everything else is called after its dtype: ``"float32"``, ``"bfloat16"``, ..., ``"index"`` for
+    full precision. Everything else is called after its dtype: ``"float32"``, ``"float24"``, ..., ``"index"`` for
     other integers, ``"mask"`` for booleans and packed bits, ``"size"`` for numbers.
     """
     if is_copy(node):
@@ -25,6 +26,8 @@ def precision(node: fx.Node, primitive: Primitive | None) -> str:
         return INT8
     if primitive is not None and primitive.kept is not None:
         return KEPT
+    if PLAN in node.meta and node.meta[PLAN].how == FLOAT24:
+        return FLOAT24
     return _of(node.meta.get("val"))
 
 

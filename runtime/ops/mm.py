@@ -40,42 +40,44 @@ def _mm(
     if kernels.on_gpu(a) or dtype_of(a) is not torch.float32 or not m * n * k:
         return _composed(a, b, trans_a, trans_b, rows)
     a, trans_a = (rows_of(a), trans_a) if is_float24(a) else contiguous(a, trans_a)
-    b, trans_b = contiguous(b, trans_b)
+    if is_float24(b):
+        b = rows_of(b) if trans_a and not trans_b else widened(b)
+    b, trans_b = (b, trans_b) if is_float24(b) else contiguous(b, trans_b)
     if trans_a and trans_b:
         return _composed(a, b, trans_a, trans_b, rows)
     if rows is not None and not trans_a:  # a was a transposed view
-        return _mm(a, _scaled(b, rows), trans_a, trans_b, None, precision)
+        return _mm(a, _scaled(widened(b), rows), trans_a, trans_b, None, precision)
     out = kernels.empty(a, (m, n), torch.float32)
     factors = None if rows is None else rows.contiguous()
-    operands = a.data_ptr(), pointer(b, torch.float32), m, n, k, trans_a, trans_b
-    kernels.run(a, "mm", *operands, address(factors), is_float24(a), bf16x3, out.data_ptr())
+    operands = a.data_ptr(), b.data_ptr(), m, n, k, trans_a, trans_b
+    kernels.run(a, "mm", *operands, address(factors), is_float24(a), is_float24(b), bf16x3, out.data_ptr())
     return out
 
 
 def rows_of(a: Tensor) -> Tensor:
-    """A left operand, of float32 or float24, as the kernels read it."""
+    """An operand, of float32 or float24, whose rows the kernels read."""
     return as_rows(a) if is_float24(a) else a.contiguous()
 
 
 def check_product(
     op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None
 ) -> tuple[int, int, int]:
-    """Rows, columns and contracted size of a product of float matrices, of which the left one may be float24.
+    """Rows, columns and contracted size of a product of float matrices, which may be float24.
 
     Raises:
         KernelError: if they are no matrices of one floating-point type, or do not fit together.
     """
     matrices = a.dim() == 2 and b.dim() == 2
     m, k = (shape_of(a)[::-1] if trans_a else shape_of(a)) if matrices else (0, 0)
-    k_of_b, n = (b.shape[::-1] if trans_b else b.shape) if matrices else (0, 0)
+    k_of_b, n = (shape_of(b)[::-1] if trans_b else shape_of(b)) if matrices else (0, 0)
     if not matrices or k != k_of_b:
         raise KernelError(
             f"gqc.{op}: a {tuple(a.shape)} (trans_a={trans_a}) and b {tuple(b.shape)} (trans_b={trans_b}) do not fit "
             "together"
         )
-    if not b.is_floating_point() or dtype_of(a) is not b.dtype:
+    if not dtype_of(a).is_floating_point or dtype_of(a) is not dtype_of(b):
         raise KernelError(f"gqc.{op} needs matrices of one floating-point type and got {a.dtype} and {b.dtype}")
-    if rows is not None and (trans_b or not trans_a or rows.shape != (k,) or rows.dtype is not b.dtype):
+    if rows is not None and (trans_b or not trans_a or rows.shape != (k,) or rows.dtype is not dtype_of(b)):
         raise KernelError(
             f"gqc.{op}: rows {tuple(rows.shape)} of {rows.dtype} are no factors of the {k} contracted rows of b: "
             "with them a is read transposed, b is not, and all are of one type"
@@ -109,12 +111,13 @@ def second_arguments(op: str, shape: Sequence[int], a: Tensor | None, b: Tensor 
     *own, k = check_product(op, a, b, False, trans_b)
     if own != list(shape):
         raise KernelError(f"gqc.{op}: the second product is {tuple(own)} and the first {tuple(shape)}")
-    a, (b, trans_b) = rows_of(a), contiguous(b, trans_b)
+    a, (b, trans_b) = rows_of(a), contiguous(widened(b), trans_b)
     return SecondProduct((a.data_ptr(), is_float24(a), pointer(b, torch.float32), k, trans_b), [a, b])
 
 
 def _composed(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None) -> Tensor:
-    a, b = widened(a), b if rows is None else _scaled(b, rows)
+    a, b = widened(a), widened(b)
+    b = b if rows is None else _scaled(b, rows)
     return torch.mm(a.t() if trans_a else a, b.t() if trans_b else b)
 
 
@@ -126,9 +129,9 @@ def _fake(
     a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, rows: Tensor | None = None, precision: str = "fp32"
 ) -> Tensor:
     k, m = shape_of(a) if trans_a else shape_of(a)[::-1]
-    n, k_of_b = b.shape if trans_b else b.shape[::-1]
+    n, k_of_b = shape_of(b) if trans_b else shape_of(b)[::-1]
     torch._check(k == k_of_b, lambda: f"gqc.mm: contracted sizes {k} and {k_of_b} differ")
-    return b.new_empty((m, n))
+    return a.new_empty((m, n), dtype=dtype_of(a))
 
 
 define(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gqc.errors import KernelError
 from gqc.runtime import kernels
-from gqc.runtime.float24 import dtype_of, is_float24
+from gqc.runtime.float24 import dtype_of, is_float24, widened
 from gqc.runtime.kernels import pointer
 from gqc.runtime.ops import mm, qspmm, spmm
 from gqc.runtime.ops.gemm import check_product, contiguous, contiguous_operands
@@ -264,7 +264,7 @@ def _mm_pointwise_kernel(
         second = mm.second_arguments(name, shape, a2, b2, trans_b2)
         tiles = tile_program(name, a, shape, inputs, seed, program, size, 1 + (a2 is not None))
         if tiles is not None:
-            a, (b, trans_b) = mm.rows_of(a), contiguous(b, trans_b)
+            a, (b, trans_b) = mm.rows_of(a), contiguous(widened(b), trans_b)
             first = a.data_ptr(), is_float24(a), pointer(b, torch.float32), *shape, k, trans_b
             kernels.run(a, name, *first, *second.arguments, bf16x3, *tiles.arguments)
             return tiles.outputs

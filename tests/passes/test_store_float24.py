@@ -63,13 +63,14 @@ def test_sums_and_products_read_it() -> None:
         with_program = ops.spmm_pointwise.default(g, "copy_lhs", rows, None, [total], None, ADDED, None)
         product = ops.mm.default(rows, w, False, False, None, "bf16x3")
         gradient = ops.mm.default(rows, factor, True, False, None, "bf16x3")
-        return [summed, *with_program, product, gradient, bits]
+        transposed = ops.mm.default(x, rows, True, False, None, "bf16x3")
+        return [summed, *with_program, product, gradient, transposed, bits]
 
     graph, report = stored(function, *operands())
     assert programs(graph)[0] == PROGRAM.replace("float32(v0)", "float24(v0)")
     (decision,) = report.decisions
     assert narrow(report)
-    assert "which only spmm, spmm_pointwise, mm, mm_1 read" in decision.reason
+    assert "which only spmm, spmm_pointwise, mm, mm_1, mm_2 read" in decision.reason
 
 
 @pytest.mark.parametrize("place", ["first", "second"])
@@ -92,7 +93,7 @@ def other_reader(g: Sequence[Tensor], kind: str, rows: Tensor, x: Tensor, w: Ten
         "another program": lambda: ops.pointwise.default([rows, x], None, ADDED, None),
         "a weighted sum": lambda: [ops.spmm.default(g, "mul", rows, e)],
         "float32": lambda: [ops.mm.default(rows, w, False, False, None, "fp32")],
-        "the right operand": lambda: [ops.mm.default(x, rows, True, False, None, "bf16x3")],
+        "the right operand": lambda: [ops.mm.default(w.t(), rows, False, True, None, "bf16x3")],
         "both operands": lambda: [ops.mm.default(rows, rows, True, False, None, "bf16x3")],
         "its own program": lambda: ops.mm_pointwise.default(
             rows, w @ w.t(), False, [rows], None, ADDED, None, None, None, False, "bf16x3"
@@ -174,11 +175,12 @@ class TwoLayers(nn.Module):
         return self.own(h) + torch.ops.gqc.spmm(g, "copy_lhs", self.around(h) * 0.5, None)
 
 
+def graph_and_features(nodes: int = 3000) -> tuple[list[Tensor], Tensor]:
+    return from_edges(*torch.randint(0, nodes, (2, 20000)), nodes, nodes), torch.randn(nodes, 24)
+
+
 def test_a_model_trains_with_the_same_gradients() -> None:
-    torch.manual_seed(3)
-    n = 3000
-    g, x = from_edges(*torch.randint(0, n, (2, 20000)), n, n), torch.randn(n, 24)
-    net = TwoLayers()
+    (g, x), net = graph_and_features(), TwoLayers()
 
     def gradients(**options: object) -> tuple[str, list[Tensor]]:
         net.zero_grad()
@@ -192,3 +194,11 @@ def test_a_model_trains_with_the_same_gradients() -> None:
     assert "in float24" not in told_floats
     for got, want in zip(narrow_gradients, float_gradients, strict=True):
         assert torch.dist(got, want) <= 1e-3 * want.norm()
+
+
+def test_what_is_saved_says_so() -> None:
+    g, x = graph_and_features(3000)
+    model = gqc.compile(TwoLayers(), min_size=0, costs=SLOW_MEMORY)
+    (entry,) = (entry for entry in gqc.memory_report(model, g, x).entries if entry.how == "float24")
+    assert (entry.shape, entry.dtype) == ((3000, 32), "float32")
+    assert (entry.before, entry.after) == (3000 * 32 * 4, 3000 * 32 * 3)

@@ -24,18 +24,21 @@ Error write(int64_t threads, const Product& product, float* out) {
 
 // out: [m, n] = a . b for a: [m, k]; b: [k, n], or [n, k] where trans_b.
 // Where trans_a: a' . (factors * b) for a: [k, m]; b: [k, n]; factors: [k] or null.
-// narrow_a: whether a is in float24 (cpu/float24.h); bf16x3: whether three products of bfloat16 are exact enough.
-GQC_KERNEL(mm)(int64_t threads, const void* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t trans_a,
-               int64_t trans_b, const float* factors, int64_t narrow_a, [[maybe_unused]] int64_t bf16x3, float* out) {
+// narrow_a, narrow_b: whether a, and where trans_a b, is in float24 (cpu/float24.h); bf16x3: whether three products of
+// bfloat16 are exact enough.
+GQC_KERNEL(mm)(int64_t threads, const void* a, const void* b, int64_t m, int64_t n, int64_t k, int64_t trans_a,
+               int64_t trans_b, const float* factors, int64_t narrow_a, int64_t narrow_b,
+               [[maybe_unused]] int64_t bf16x3, float* out) {
     const Shape shape{m, n, k};
     const FloatMatrix left{a, trans_a ? m : k, narrow_a != 0};
-    const FloatLines lines(left, nullptr), right({b, n, false}, factors);
+    const FloatLines lines(left, nullptr), right({b, n, narrow_b != 0}, factors);
+    const float* const small = static_cast<const float*>(b);
 #if defined(__AMX_BF16__)
     if (bf16x3 && trans_a) return contract_floats<SplitPart>(threads, k, lines, right, out);
-    if (bf16x3) return write(threads, SplitProduct(shape, left, b, trans_b != 0), out);
+    if (bf16x3) return write(threads, SplitProduct(shape, left, small, trans_b != 0), out);
 #endif
     if (trans_a) return contract_floats<FloatPart>(threads, k, lines, right, out);
-    return write(threads, FloatProduct(shape, left, b, trans_b != 0), out);
+    return write(threads, FloatProduct(shape, left, small, trans_b != 0), out);
 }
 
 }  // namespace gqc::GQC_ISA
