@@ -12,8 +12,9 @@ from torch import Tensor, fx
 from gqc.cost import machine
 from gqc.joint import JointGraph
 from gqc.passes.multiply_floats import precision
-from gqc.passes.nodes import by_name, example, example_numel, half, origin
+from gqc.passes.nodes import by_name, example, example_numel, half, origin, pick
 from gqc.passes.primitive import ops
+from gqc.passes.product_fusion import ProductFusion
 from gqc.passes.report import FUSED, Decision, Report
 from gqc.passes.saved_plan import FLOAT24, PLAN, SavedPlan
 from gqc.passes.saved_values import tangent_dependent
@@ -49,40 +50,74 @@ def store_float24(joint: JointGraph, policy: Policy) -> Report:
     cache line.
 
     Requires: :func:`fuse_products`, :func:`pair_products` before it (order only): the programs are then as they run.
-    Does: a float32 matrix that a program writes is float24 if only sums over neighbours that copy its rows, and
-        products of its rows with a small matrix or of its columns, read it, all of them in bf16x3, and that is
-        estimated to take less time (:meth:`gqc.cost.CostModel.float24`). Not with ``Policy.float_storage="fp32"`` or
+    Does: a float32 matrix that a program or a product writes is float24 if only sums over neighbours that copy its
+        rows, and products of its rows with a small matrix or of its columns, read it, all of them in bf16x3, and that
+        is estimated to take less time (:meth:`gqc.cost.CostModel.float24`). Not with ``Policy.float_storage="fp32"`` or
         ``float_products="fp32"``.
     Ensures: values within 2^-16 of themselves, of which bf16x3 may leave out 2^-15 of each product.
     """
     report = Report("store_float24")
     if joint.device.type != "cpu" or policy.float_storage != "bf16" or policy.float_products != BF16X3:
         return report
-    costs, late = policy.costs or machine.costs(), tangent_dependent(joint)
-    for node in joint.graph.find_nodes(op="call_function", target=operator.getitem, sort=True):
-        at = _place(node)
-        readers = list(node.users)
-        if at is None or not _fits(node) or not all(_can_read(reader, node, policy) for reader in readers):
-            continue
-        elements = example_numel(node.meta["val"])
-        saved = costs.float24(elements, sum(r.target in (MM, MM_PROGRAM) for r in readers), _lines(node))
-        if saved <= 0:
-            continue
-        plan = SavedPlan.of(node, 3 * elements, FLOAT24, "three bytes an element, as products in bf16x3 read it", late)
-        node.meta[PLAN] = plan
-        _narrow(node, at)
-        reason = (
-            f"stores {node.name} in float24, three bytes an element, which only {', '.join(r.name for r in readers)} "
-            f"read{'s' if len(readers) == 1 else ''}: that saves {saved:.3g} us"
-        )
-        program: fx.Node = node.args[0]  # type: ignore[assignment]
-        report.decisions.append(Decision(program.name, origin(node).module, "tensor", half(program), FUSED, reason))
+    _Storage(joint, report, policy).run()
     return report
+
+
+class _Storage(ProductFusion):
+    def __init__(self, joint: JointGraph, report: Report, policy: Policy) -> None:
+        super().__init__(joint, report)
+        self.policy, self.costs = policy, policy.costs or machine.costs()
+        self.late = tangent_dependent(joint)
+
+    def run(self) -> None:
+        """Narrow what pays, in the order of the graph."""
+        for node in list(self.joint.graph.nodes):
+            is_product = node.target is MM and not by_name(node)["trans_a"]
+            if (not is_product and _place(node) is None) or not _fits(node):
+                continue
+            readers = list(node.users)
+            elements = example_numel(node.meta["val"])
+            products = sum(reader.target in (MM, MM_PROGRAM) for reader in readers)
+            saved = self.costs.float24(elements, products, _lines(node))
+            if saved > 0 and all(_can_read(reader, node, self.policy) for reader in readers):
+                self._narrow(self._in_program(node) if is_product else node, readers, saved)
+
+    def _in_program(self, product: fx.Node) -> fx.Node:
+        """Let a program write a product, which then is a result like others."""
+        given = by_name(product)
+        operands = given["a"], given["b"], given["trans_b"], [], None, "return float32(x0)"
+        with self.joint.graph.inserting_before(product):
+            last = None, None, None, False, given["precision"]
+            program = self.fused(MM_PROGRAM, (*operands, *last), product, f"{product.name}_program")
+        value = pick(program, 0, f"{product.name}_out")
+        product.replace_all_uses_with(value)
+        self.joint.graph.erase_node(product)
+        return value
+
+    def _narrow(self, node: fx.Node, readers: list[fx.Node], saved: float) -> None:
+        """Let a program give what ``node`` picks in float24."""
+        size = 3 * example_numel(node.meta["val"])
+        reason = "three bytes an element, as products in bf16x3 read it"
+        node.meta[PLAN] = SavedPlan.of(node, size, FLOAT24, reason, self.late)
+        program: fx.Node = node.args[0]  # type: ignore[assignment]
+        read, at = parse(by_name(program)["program"]), _place(node)
+        outputs = [Output("float24", o.value) if i == at else o for i, o in enumerate(read.outputs)]
+        lines = [*map(str, read.instructions), f"return {', '.join(map(str, outputs))}"]
+        names = [argument.name for argument in program.target._schema.arguments]  # type: ignore[union-attr]
+        program.update_arg(names.index("program"), "; ".join(lines))
+        rows, width = node.meta["val"].shape
+        node.meta["val"] = node.meta["val"].new_empty((rows, 3 * width), dtype=torch.uint8)
+        results = list(program.meta["val"])
+        results[node.args[1]] = node.meta["val"]  # type: ignore[index]
+        program.meta["val"] = results
+        who = f"only {', '.join(r.name for r in readers)} read{'s' if len(readers) == 1 else ''}"
+        told = f"stores {node.name} in float24, three bytes an element, which {who}: that saves {saved:.3g} us"
+        self.report.decisions.append(Decision(program.name, origin(node).module, "tensor", half(program), FUSED, told))
 
 
 def _place(node: fx.Node) -> int | None:
     """Which output of a program a node picks, if it is one in float32."""
-    maker, at = node.args
+    maker, at = node.args if node.target is operator.getitem else (None, None)
     if not isinstance(maker, fx.Node) or maker.target not in PROGRAMS:
         return None
     outputs = parse(by_name(maker)["program"]).outputs
@@ -130,18 +165,3 @@ def _lines(node: fx.Node) -> float:
     fewer = (row - gcd(row, LINE)) / LINE + 1 - bytes_of_row(node.meta["val"].shape[1]) / LINE
     sums = [r for r in node.users if r.target in (SPMM, SPMM_PROGRAM)]
     return sum(fewer * example(by_name(r)["g"][SRC].meta["val"].shape[0]) for r in sums)
-
-
-def _narrow(node: fx.Node, at: int) -> None:
-    """Let a program give output ``at``, which ``node`` picks, in float24."""
-    program: fx.Node = node.args[0]  # type: ignore[assignment]
-    read = parse(by_name(program)["program"])
-    outputs = [Output("float24", o.value) if i == at else o for i, o in enumerate(read.outputs)]
-    lines = [*map(str, read.instructions), f"return {', '.join(map(str, outputs))}"]
-    names = [argument.name for argument in program.target._schema.arguments]  # type: ignore[union-attr]
-    program.update_arg(names.index("program"), "; ".join(lines))
-    rows, width = node.meta["val"].shape
-    node.meta["val"] = node.meta["val"].new_empty((rows, 3 * width), dtype=torch.uint8)
-    results = list(program.meta["val"])
-    results[node.args[1]] = node.meta["val"]  # type: ignore[index]
-    program.meta["val"] = results

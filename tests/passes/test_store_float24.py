@@ -73,6 +73,23 @@ def test_sums_and_products_read_it() -> None:
     assert "which only spmm, spmm_pointwise, mm, mm_1, mm_2 read" in decision.reason
 
 
+def test_a_product_without_a_program_writes_it() -> None:
+    g = large_graph()
+
+    def function(x, factor, w):
+        product = ops.mm.default(x, w @ w.t(), False, False, None, "bf16x3")
+        gradient = ops.mm.default(x, x, True, False, None, "bf16x3")
+        return [
+            ops.spmm.default(g, "copy_lhs", product, None),
+            ops.mm.default(gradient, x, False, True, None, "bf16x3"),
+        ]
+
+    graph, report = stored(function, *operands())
+    assert programs(graph) == ["return float24(x0)"]
+    assert len(report.decisions) == 1
+    assert narrow(report)
+
+
 @pytest.mark.parametrize("place", ["first", "second"])
 def test_both_products_of_a_pair_read_it(place: str) -> None:
     def function(x, factor, w):
