@@ -45,6 +45,7 @@ SIGNATURES = {
     # quantize
     "absmax": "piip",
     "quantize": "piippiiipp",
+    "quantize_by_guess": "piippiiipp",
     "quantize_int4": "piiippiiipp",
     "unpack_int4": "piip",
     "dequantize": "ppiip",
@@ -77,7 +78,7 @@ SIGNATURES = {
     "dropout": "piipiifpp",
     "dropout_backward": "piipfp",
     # pointwise
-    "pointwise": "pppp",
+    "pointwise": "ppppp",
     # cross_entropy
     "cross_entropy": "piiippiiipp",
     "cross_entropy_backward": "ppiiippiiiipp",

@@ -12,6 +12,14 @@
 
 namespace gqc::GQC_ISA {
 
+// The element whose magnitude_bits() are given.
+template <typename T, typename Bits>
+inline float of_magnitude(Bits bits) {
+    T x;
+    std::memcpy(&x, &bits, sizeof x);
+    return load(x);
+}
+
 constexpr int64_t kRoundedChunk = 512;  // elements whose random bytes are made at once
 static_assert(kRoundedChunk % (kWords * kBlockBytes) == 0);
 
@@ -23,9 +31,12 @@ inline float absmax(int64_t threads, const T* x, int64_t n) {
         const auto m = magnitude_bits(x[i]);
         largest = m > largest ? m : largest;
     }
-    T found;
-    std::memcpy(&found, &largest, sizeof found);
-    return load(found);
+    return of_magnitude<T>(largest);
+}
+
+// Whether a caller's guess of a largest magnitude is one (runtime/last_absmax.py).
+inline bool is_guess(float absmax) {
+    return is_finite(absmax) && absmax > 0;
 }
 
 // clamp(floor(x * inverse + r), -limit, limit); clamping first keeps the conversion to int in range.

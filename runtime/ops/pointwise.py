@@ -14,6 +14,7 @@ from torch import SymInt, Tensor
 from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import pointer
+from gqc.runtime.last_absmax import FEWEST_ELEMENTS, LAST_ABSMAX
 from gqc.runtime.ops.library import define, refuse_gradient
 from gqc.runtime.pointwise.code import addresses, code_for, iteration_size, new_outputs, output_shapes
 from gqc.runtime.pointwise.program import parse
@@ -36,7 +37,13 @@ def _pointwise(
     contiguous = [x if x.is_contiguous() else x.contiguous() for x in inputs]
     outputs = new_outputs(on, code)
     seed_at = None if seed is None else pointer(seed, torch.int64)
-    kernels.run(on, "pointwise", code.address, addresses(contiguous), addresses(outputs), seed_at)
+    arguments = code.address, addresses(contiguous), addresses(outputs), seed_at
+    if code.only_int8 and outputs[0].numel() >= FEWEST_ELEMENTS:
+        guess = LAST_ABSMAX.of(program, code.size, *(x.data_ptr() for x in contiguous))
+        kernels.run(on, "pointwise", *arguments, guess.ask())
+        guess.learn()
+    else:
+        kernels.run(on, "pointwise", *arguments, None)
     return outputs
 
 

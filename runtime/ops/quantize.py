@@ -11,6 +11,7 @@ from torch import Tensor
 from gqc.errors import KernelError
 from gqc.runtime import kernels
 from gqc.runtime.kernels import DTYPES, dtype_code, pointer
+from gqc.runtime.last_absmax import FEWEST_ELEMENTS, LAST_ABSMAX
 from gqc.runtime.ops.library import define, refuse_gradient
 
 
@@ -60,20 +61,16 @@ def _quantize(
     x = x.contiguous()
     q = kernels.empty(x, x.shape, torch.int8)
     scale = x.new_empty((), dtype=torch.float32)
-    kernels.run(
-        x,
-        "quantize",
-        x.data_ptr(),
-        dtype_code(x.dtype),
-        x.numel(),
-        None if absmax is None else pointer(absmax, torch.float32),
-        None if seed is None else pointer(seed, torch.int64),
-        node,
-        bits,
-        stochastic,
-        q.data_ptr(),
-        scale.data_ptr(),
-    )
+    values = x.data_ptr(), dtype_code(x.dtype), x.numel()
+    rounding = None if seed is None else pointer(seed, torch.int64), node, bits, stochastic
+    results = q.data_ptr(), scale.data_ptr()
+    if absmax is None and x.numel() >= FEWEST_ELEMENTS and not kernels.on_gpu(x):
+        guess = LAST_ABSMAX.of(*values)
+        kernels.run(x, "quantize_by_guess", *values, guess.ask(), *rounding, *results)
+        guess.learn()
+    else:
+        largest = None if absmax is None else pointer(absmax, torch.float32)
+        kernels.run(x, "quantize", *values, largest, *rounding, *results)
     return q, scale
 
 

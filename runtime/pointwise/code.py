@@ -42,6 +42,7 @@ class Code(NamedTuple):
         numbers: what the kernel reads; csrc/cpu/pointwise/plan.h names the fields.
         address: where the kernel finds the numbers.
         native: keeps them there.
+        only_int8: whether the one result is int8.
         is_float24: of each output, whether it is a matrix of float24.
         draws: whether it needs a seed.
         empty: whether there is nothing to compute.
@@ -53,6 +54,7 @@ class Code(NamedTuple):
     numbers: tuple[int, ...]
     address: int
     native: ctypes.Array
+    only_int8: bool
     is_float24: list[bool]
     draws: bool
     empty: bool
@@ -99,8 +101,9 @@ def code_for(text: str, inputs: tuple[tuple[torch.dtype, Shape], ...], size: Sha
     )
     shapes_and_dtypes = output_shapes(program, size)
     is_float24 = [o.form == "float24" for o in program.outputs for _ in range(2 if o.form == "int8" else 1)]
-    at = ctypes.addressof(native)
-    return Code(size, *shapes_and_dtypes, tuple(numbers), at, native, is_float24, draws, prod(size) == 0)
+    only_int8 = [output.form for output in program.outputs] == ["int8"]
+    kept = tuple(numbers), ctypes.addressof(native), native
+    return Code(size, *shapes_and_dtypes, *kept, only_int8, is_float24, draws, prod(size) == 0)
 
 
 def new_outputs(on: Tensor, code: Code) -> list[Tensor]:

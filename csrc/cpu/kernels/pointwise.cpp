@@ -41,14 +41,20 @@ bool look(const Program& program, const Division& division, int64_t threads, boo
 
 }  // namespace
 
-// The arguments of Program (csrc/cpu/pointwise/program.h).
+// The arguments of Program (csrc/cpu/pointwise/program.h). largest: null, or of a program whose only result is int8, to
+// which the largest magnitude is written, where a guess of it may be before, or NaN. One that is right spares a look.
 GQC_KERNEL(pointwise)(int64_t threads, const int64_t* numbers, const void* const* inputs, void* const* outputs,
-                      const int64_t* seed) {
+                      const int64_t* seed, float* largest) {
     const Division division{Plan(numbers)};
     Program program(numbers, inputs, outputs, seed, 0, division.chunks());
     if (const Error error = program.error()) return error;
     if (program.looks_twice()) {
-        if (!look(program, division, threads, true)) return kOutOfMemory;
+        const bool guesses = largest && is_guess(*largest);
+        if (guesses) program.begin_guessing_look(*largest);
+        if (!look(program, division, threads, !guesses)) return kOutOfMemory;
+        const bool is_right = guesses && bits_of(*largest) == bits_of(program.largest(0));
+        if (largest) *largest = program.largest(0);
+        if (is_right) return nullptr;
         program.begin_second_look();
     }
     if (!look(program, division, threads, false)) return kOutOfMemory;

@@ -30,6 +30,29 @@ void quantize(int64_t threads, const T* x, int64_t n, const Rounding& rounding, 
     }
 }
 
+// Likewise; gives the largest magnitude.
+template <typename T>
+float quantize_and_look(int64_t threads, const T* x, int64_t n, const Rounding& rounding, int8_t* q) {
+    decltype(magnitude_bits(*x)) largest = 0;
+#pragma omp parallel num_threads(team(threads, n)) reduction(max : largest)
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t at = 0; at < n; at += kRoundedChunk) {
+            const int64_t count = n - at < kRoundedChunk ? n - at : kRoundedChunk;
+            prefetch(x + at + kAhead, kRoundedChunk * static_cast<int64_t>(sizeof(T)));
+            rounding.apply(x + at, at, count, q + at, is_streamed(n));
+            decltype(magnitude_bits(*x)) seen = 0;
+            for (int64_t i = at; i < at + count; ++i) {
+                const auto m = magnitude_bits(x[i]);
+                seen = m > seen ? m : seen;
+            }
+            largest = seen > largest ? seen : largest;
+        }
+        end_stream();
+    }
+    return of_magnitude<T>(largest);
+}
+
 template <typename T>
 Error quantize_int4(int64_t threads, const T* x, int64_t rows, int64_t width, const Rounding& rounding,
                     uint8_t* packed) {
@@ -79,6 +102,22 @@ GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t dtype, int64_t n, c
     typed(x, dtype, [&](auto* values) {
         const float found = largest ? *largest : absmax(threads, values, n);
         quantize(threads, values, n, Rounding(seed, node, bits, stochastic != 0, found, scale), q);
+    });
+    return nullptr;
+}
+
+// As quantize, which looks for the largest magnitude; it is written to `largest`, where a guess of it may be before, or
+// NaN. One that is right spares a pass over x.
+GQC_KERNEL(quantize_by_guess)(int64_t threads, const void* x, int64_t dtype, int64_t n, float* largest,
+                              const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic, int8_t* q,
+                              float* scale) {
+    const float guess = *largest;
+    typed(x, dtype, [&](auto* values) {
+        const bool guesses = is_guess(guess);
+        *largest = guesses ? quantize_and_look(threads, values, n, {seed, node, bits, stochastic != 0, guess, scale}, q)
+                           : absmax(threads, values, n);
+        if (guesses && bits_of(*largest) == bits_of(guess)) return;
+        quantize(threads, values, n, Rounding(seed, node, bits, stochastic != 0, *largest, scale), q);
     });
     return nullptr;
 }

@@ -89,13 +89,20 @@ class Program {
 
     // Writes the scales.
     void begin_second_look() {
-        for (int64_t i = 0; i < plan_.results; ++i) {
-            const Result& result = plan_.result[i];
-            const int64_t* p = result.parameters;
-            if (result.form == Form::int8)
-                new (rounding(i)) Rounding(seed_, p[0], p[1], p[2], float_of(largest_[i]), target(i)->scale);
-        }
+        guesses_ = false;
+        for (int64_t i = 0; i < plan_.results; ++i)
+            if (plan_.result[i].form == Form::int8) round_by(i, float_of(largest_[i]));
     }
+
+    // In the place of the first look, for a program whose only result is int8: a look that rounds by a guess of its
+    // largest magnitude and finds it.
+    void begin_guessing_look(float guess) {
+        guesses_ = true;
+        round_by(0, guess);
+    }
+
+    // The largest magnitude of a result that a look has found.
+    float largest(int64_t result) const { return float_of(largest_[result]); }
 
     // Writes what only the last tile makes known.
     void finish() const {
@@ -159,9 +166,12 @@ class Program {
       private:
         bool is_needed(int64_t i) const { return !first_look_ || program_.needed_[i]; }
         bool looks_for(int64_t result) const {
-            return program_.plan_.result[result].form == (first_look_ ? Form::int8 : Form::absmax);
+            const Form form = program_.plan_.result[result].form;
+            return form == Form::int8 ? first_look_ || program_.guesses_ : form == Form::absmax && !first_look_;
         }
-        bool is_written(int64_t result) const { return !first_look_ && !looks_for(result); }
+        bool is_written(int64_t result) const {
+            return !first_look_ && program_.plan_.result[result].form != Form::absmax;
+        }
         Ints& largest(int64_t result) const { return reinterpret_cast<Ints*>(largest_.get())[result]; }
 
         // In how many parts a tile is computed and written.
@@ -207,6 +217,10 @@ class Program {
     static constexpr int64_t kBetweenSlots = 11 * kWide;
 
     static int64_t padded(int64_t elements) { return (elements + kStrip - 1) / kStrip * kStrip; }
+    void round_by(int64_t i, float absmax) {
+        const int64_t* p = plan_.result[i].parameters;
+        new (rounding(i)) Rounding(seed_, p[0], p[1], p[2], absmax, target(i)->scale);
+    }
     Target* target(int64_t i) const { return reinterpret_cast<Target*>(targets_.get()) + i; }
     Rounding* rounding(int64_t i) const { return reinterpret_cast<Rounding*>(roundings_.get()) + i; }
 
@@ -239,6 +253,7 @@ class Program {
     const Buffer<uint8_t> needed_;
     const Buffer<double> sums_;
     const Buffer<char> targets_, roundings_;
+    bool guesses_ = false;
 };
 
 }  // namespace gqc::GQC_ISA
