@@ -50,11 +50,12 @@ inline __m512 load_sixteen(const float24* p) {
 }
 #endif
 #if defined(__AVX2__)
+// The second load overlaps the first one, so as not to read past the end.
 inline __m256 load_eight(const float24* p) {
     const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p->bytes + 8));         // not past the end
-    const __m256i upper = _mm256_setr_epi8(-1, 0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11,  //
-                                           -1, 4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, -1, 13, 14, 15);
+    const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p->bytes + 8));
+    const __m256i upper = _mm256_setr_epi8(-1, 0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1, 4, 5, 6, -1, 7, 8,
+                                           9, -1, 10, 11, 12, -1, 13, 14, 15);
     return (__m256)_mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(first), last, 1), upper);
 }
 #endif
@@ -140,7 +141,8 @@ inline void store_row(const float* from, int64_t width, float24* to) {
     std::memset(to + width, 0, static_cast<size_t>(bytes_of_row24(width) - width * static_cast<int64_t>(sizeof *to)));
 }
 
-// Rows row .. row + count of `to`. scratch: 4 bytes for each element and 352 more. streamed: past the caches.
+// Rows row .. row + count of `to`. scratch: for as many bytes as the floats have, but for one row at least, and 64
+// more. streamed: past the caches.
 inline void write_rows24(const float* from, int64_t row, int64_t count, int64_t width, void* to, void* scratch,
                          bool streamed) {
     const int64_t bytes = bytes_of_row24(width), fit = 4 * count * width / bytes, most = fit < 1 ? 1 : fit;

@@ -49,10 +49,11 @@ GQC_KERNEL(pointwise)(int64_t threads, const int64_t* numbers, const void* const
     Program program(numbers, inputs, outputs, seed, 0, division.chunks());
     if (const Error error = program.error()) return error;
     if (program.looks_twice()) {
-        const bool guesses = largest && is_guess(*largest);
-        if (guesses) program.begin_guessing_look(*largest);
+        const float guess = largest ? *largest : NAN;  // once: another thread may write a better one
+        const bool guesses = is_guess(guess);
+        if (guesses) program.begin_guessing_look(guess);
         if (!look(program, division, threads, !guesses)) return kOutOfMemory;
-        const bool is_right = guesses && bits_of(*largest) == bits_of(program.largest(0));
+        const bool is_right = guesses && bits_of(guess) == bits_of(program.largest(0));
         if (largest) *largest = program.largest(0);
         if (is_right) return nullptr;
         program.begin_second_look();

@@ -111,7 +111,7 @@ GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t dtype, int64_t n, c
 GQC_KERNEL(quantize_by_guess)(int64_t threads, const void* x, int64_t dtype, int64_t n, float* largest,
                               const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic, int8_t* q,
                               float* scale) {
-    const float guess = *largest;
+    const float guess = *largest;  // once: another thread may write a better one
     typed(x, dtype, [&](auto* values) {
         const bool guesses = is_guess(guess);
         *largest = guesses ? quantize_and_look(threads, values, n, {seed, node, bits, stochastic != 0, guess, scale}, q)
