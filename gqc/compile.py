@@ -29,6 +29,7 @@ from gqc.passes.choose_bits import BitRule
 from gqc.passes.pipeline import FIND_MESSAGES
 from gqc.passes.user_keep import check_names
 from gqc.policy import Policy
+from gqc.runtime import native
 from gqc.runtime.rewritten import is_rewritten
 from gqc.save_rule import SaveRule, choose
 from gqc.seed import SeedSource
@@ -58,6 +59,7 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
         PolicyError: an option is unknown, has an unknown value, or names a module that the model lacks or an unknown
             pass or primitive.
         DumpError: the folder for the dump is a file or cannot be written to.
+        KernelError: ``GQC_ISA`` names an instruction set that this processor or build lacks.
         TypeError: ``model`` is not a ``torch.nn.Module``.
     """
     if not isinstance(model, nn.Module):
@@ -66,6 +68,7 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
     if is_rewritten(original):
         name = type(original).__name__
         raise GqcError(f"{name} was written down by gqc.rewrite and runs quantized as it is: call it uncompiled")
+    native.check_chosen_isa()
     chosen = checked_policy(Policy.of(policy, options), original)
     state = CompileState(original, chosen, Dumper.of(dump, type(original).__name__, chosen))
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable

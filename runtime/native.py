@@ -110,6 +110,16 @@ def isa() -> str:
     return _forced_isa or _chosen_isa()
 
 
+def check_chosen_isa() -> None:
+    """Refuse a wrong ``GQC_ISA`` where a model is compiled: its calls would only warn and run eagerly.
+
+    Raises:
+        KernelError: if it names no instruction set that is built and that this processor runs.
+    """
+    if os.environ.get("GQC_ISA"):
+        isa()
+
+
 def isas() -> tuple[str, ...]:
     """Instruction sets that are built and that this processor runs, from the plainest to the best."""
     return tuple(_library().gqc_isas().decode().split())

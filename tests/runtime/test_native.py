@@ -38,6 +38,12 @@ def test_an_unknown_instruction_set_names_those_that_exist() -> None:
     refused = run_python(PRINT_ISA, GQC_ISA="avx1024")
     assert refused.returncode != 0
     assert "GQC_ISA='avx1024'" in refused.stderr
+
+
+def test_a_model_is_not_compiled_for_an_unknown_one() -> None:
+    refused = run_python("import gqc, torch; gqc.compile(torch.nn.Linear(2, 2))", GQC_ISA="avx1024")
+    assert refused.returncode != 0
+    assert "KernelError: GQC_ISA='avx1024': this processor and build have portable" in refused.stderr
     assert ", ".join(native.isas()) in refused.stderr
 
 

@@ -26,16 +26,16 @@ constexpr int64_t kLongestRun = 512;  // the longest last axis that is summed
 
 // Elements that are interpreted together, of which no two tiles share a byte of a mask or a block of random numbers:
 // dropout draws 8 in a block, the rounding of int8 results 16. Tiles are whole rows, and whole cache lines of int8
-// results, where rows are short.
+// results, where rows are short. They do not depend on the results, so neither does the order of sums.
 inline int64_t tile_elements(const Plan& plan) {
-    const int64_t unit = plan.has(Form::int8) ? kBlockBytes : kBlockElements;
-    const auto whole_units = [&](int64_t length) {
+    constexpr int64_t kUnit = kBlockBytes;
+    const auto whole_units = [](int64_t length) {
         int64_t multiple = length;
-        while (multiple % unit) multiple *= 2;
+        while (multiple % kUnit) multiple *= 2;
         return multiple;
     };
     const int64_t rows = whole_units(plan.row()), runs = whole_units(plan.axes[2]);
-    int64_t tile = rows <= kTileElements ? rows : runs <= unit * kLongestRun ? runs : unit;
+    int64_t tile = rows <= kTileElements ? rows : runs <= kUnit * kLongestRun ? runs : kUnit;
     while (tile % 64 && 2 * tile <= kTileElements) tile *= 2;
     return tile < kTileElements ? kTileElements / tile * tile : tile;
 }
