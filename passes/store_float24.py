@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd
 
 import torch
@@ -101,10 +102,9 @@ class _Storage(ProductFusion):
         node.meta[PLAN] = SavedPlan.of(node, size, FLOAT24, reason, self.late)
         program: fx.Node = node.args[0]  # type: ignore[assignment]
         read, at = parse(by_name(program)["program"]), _place(node)
-        outputs = [Output("float24", o.value) if i == at else o for i, o in enumerate(read.outputs)]
-        lines = [*map(str, read.instructions), f"return {', '.join(map(str, outputs))}"]
+        outputs = tuple(Output("float24", o.value) if i == at else o for i, o in enumerate(read.outputs))
         names = [argument.name for argument in program.target._schema.arguments]  # type: ignore[union-attr]
-        program.update_arg(names.index("program"), "; ".join(lines))
+        program.update_arg(names.index("program"), str(replace(read, outputs=outputs)))
         rows, width = node.meta["val"].shape
         node.meta["val"] = node.meta["val"].new_empty((rows, 3 * width), dtype=torch.uint8)
         results = list(program.meta["val"])

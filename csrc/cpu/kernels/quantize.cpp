@@ -14,39 +14,26 @@ constexpr int64_t kPiece = 4096;
 static_assert(kPiece % kRoundedChunk == 0);
 constexpr int64_t kAhead = 4 * kRoundedChunk;  // how far before its use an element is asked for
 
-template <typename T>
-void quantize(int64_t threads, const T* x, int64_t n, const Rounding& rounding, int8_t* q) {
-#pragma omp parallel num_threads(team(threads, n))
+// Gives the largest magnitude where it looks for it, else 0.
+template <bool looks, typename T>
+float quantize(int64_t threads, const T* x, int64_t n, const Rounding& rounding, int8_t* q) {
+    decltype(magnitude_bits(*x)) largest = 0;
+#pragma omp parallel num_threads(team(threads, n)) reduction(max : largest)
     {
 #pragma omp for schedule(static) nowait
         for (int64_t piece = 0; piece < n; piece += kPiece) {
             const int64_t end = n - piece < kPiece ? n : piece + kPiece;
             for (int64_t at = piece; at < end; at += kRoundedChunk) {
+                const int64_t count = end - at < kRoundedChunk ? end - at : kRoundedChunk;
                 prefetch(x + at + kAhead, kRoundedChunk * static_cast<int64_t>(sizeof(T)));
-                rounding.apply(x + at, at, end - at < kRoundedChunk ? end - at : kRoundedChunk, q + at, is_streamed(n));
+                rounding.apply(x + at, at, count, q + at, is_streamed(n));
+                decltype(magnitude_bits(*x)) seen = 0;
+                for (int64_t i = at; looks && i < at + count; ++i) {
+                    const auto m = magnitude_bits(x[i]);
+                    seen = m > seen ? m : seen;
+                }
+                largest = seen > largest ? seen : largest;
             }
-        }
-        end_stream();
-    }
-}
-
-// Likewise; gives the largest magnitude.
-template <typename T>
-float quantize_and_look(int64_t threads, const T* x, int64_t n, const Rounding& rounding, int8_t* q) {
-    decltype(magnitude_bits(*x)) largest = 0;
-#pragma omp parallel num_threads(team(threads, n)) reduction(max : largest)
-    {
-#pragma omp for schedule(static) nowait
-        for (int64_t at = 0; at < n; at += kRoundedChunk) {
-            const int64_t count = n - at < kRoundedChunk ? n - at : kRoundedChunk;
-            prefetch(x + at + kAhead, kRoundedChunk * static_cast<int64_t>(sizeof(T)));
-            rounding.apply(x + at, at, count, q + at, is_streamed(n));
-            decltype(magnitude_bits(*x)) seen = 0;
-            for (int64_t i = at; i < at + count; ++i) {
-                const auto m = magnitude_bits(x[i]);
-                seen = m > seen ? m : seen;
-            }
-            largest = seen > largest ? seen : largest;
         }
         end_stream();
     }
@@ -101,7 +88,7 @@ GQC_KERNEL(quantize)(int64_t threads, const void* x, int64_t dtype, int64_t n, c
                      const int64_t* seed, int64_t node, int64_t bits, int64_t stochastic, int8_t* q, float* scale) {
     typed(x, dtype, [&](auto* values) {
         const float found = largest ? *largest : absmax(threads, values, n);
-        quantize(threads, values, n, Rounding(seed, node, bits, stochastic != 0, found, scale), q);
+        quantize<false>(threads, values, n, Rounding(seed, node, bits, stochastic != 0, found, scale), q);
     });
     return nullptr;
 }
@@ -114,10 +101,10 @@ GQC_KERNEL(quantize_by_guess)(int64_t threads, const void* x, int64_t dtype, int
     const float guess = *largest;  // once: another thread may write a better one
     typed(x, dtype, [&](auto* values) {
         const bool guesses = is_guess(guess);
-        *largest = guesses ? quantize_and_look(threads, values, n, {seed, node, bits, stochastic != 0, guess, scale}, q)
+        *largest = guesses ? quantize<true>(threads, values, n, {seed, node, bits, stochastic != 0, guess, scale}, q)
                            : absmax(threads, values, n);
         if (guesses && bits_of(*largest) == bits_of(guess)) return;
-        quantize(threads, values, n, Rounding(seed, node, bits, stochastic != 0, *largest, scale), q);
+        quantize<false>(threads, values, n, Rounding(seed, node, bits, stochastic != 0, *largest, scale), q);
     });
     return nullptr;
 }
