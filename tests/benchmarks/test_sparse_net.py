@@ -18,5 +18,8 @@ def test_it_is_the_network_with_all_its_gradients(name: str) -> None:
     weights = torch.randn_like(out)
     for result in (expected, out):
         (result * weights).sum().backward()
+    # A softmax doesn't see what all edges of a target share, so the gradient of a target's side of attention may
+    # be what is left of terms that cancel: as small as their rounding. The largest gradient bounds that for all.
+    largest = max(parameter.grad.abs().max().item() for parameter in net.parameters())
     for one, other in zip(peer.parameters(), net.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-3 * other.grad.abs().max().item())
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-4 * largest)
