@@ -64,7 +64,7 @@ def test_programs_read_the_same_sums(isa: str, g: Relation) -> None:
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("width", [3, 31, 40, 64, 130, 200])
 def test_a_table_of_bfloat16_is_added_up_in_float32(isa: str, g: Relation, width: int) -> None:
     u = torch.randn(NODES, width).bfloat16()
     assert torch.equal(gqc.spmm(g, "copy_lhs", u, None), gqc.spmm(g, "copy_lhs", u.float(), None).bfloat16())

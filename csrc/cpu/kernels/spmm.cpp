@@ -3,6 +3,7 @@
 #include "common/kernel.h"
 #include "cpu/graph/row_output.h"
 #include "cpu/graph/row_program.h"
+#include "cpu/graph/sum_halves.h"
 #include "cpu/graph/sum_rows.h"
 
 namespace gqc::GQC_ISA {
@@ -36,10 +37,18 @@ struct Spmm {
         return split.ok() ? body(RowSums(split)) : kOutOfMemory;
     }
 
+    template <typename Body>
+    Error copy_halves(const Body& body) const {
+        if (layout.width() < SumHalves<Index>::kLeastWidth) return sum<Copy, 1, 1, 8, bfloat16>(body);
+        const Operand<bfloat16, Index> operand{static_cast<const bfloat16*>(lhs.data), lhs.rows};
+        const SumHalves<Index> sums(rows, operand, layout.width());
+        return split(PartSums(sums), body);
+    }
+
     // Calls body(the sums of rows).
     template <typename Body>
     Error run(int64_t op, int64_t dtype, const Body& body) const {
-        if (op == kCopy && dtype == kBfloat16) return sum<Copy, 1, 1, 8, bfloat16>(body);
+        if (op == kCopy && dtype == kBfloat16) return copy_halves(body);
         if (op == kCopyFloat24) return sum<Copy, 1, 1, 8, float24>(body);
         if (layout.lhs_step == 0 && op != kDiv)
             return Spmm{threads, rows, rhs, lhs, layout.swapped()}.run(op, dtype, body);
