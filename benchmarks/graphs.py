@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from examples.datasets import NodeData
+from gqc.runtime.relation import from_edges
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ def draw_ends(law: Law, device: torch.device, generator: torch.Generator) -> tup
         return place.clamp_(max=law.nodes - 1)
 
     return ends(), ends()
+
+
+def relation(law: Law, hub: int = 0, seed: int = 0) -> list[Tensor]:
+    """The relation of a drawn graph, int32, in no order of edges; ``hub`` more edges go into its last node."""
+    generator = torch.Generator().manual_seed(seed)
+    src, dst = draw_ends(law, torch.device("cpu"), generator)
+    into_hub = torch.full((hub,), law.nodes - 1, dtype=dst.dtype)
+    from_any = torch.randint(law.nodes, (hub,), generator=generator).to(src.dtype)
+    return from_edges(torch.cat([src, from_any]), torch.cat([dst, into_hub]), law.nodes, law.nodes)
 
 
 def _times(factor: float, what: str) -> str:

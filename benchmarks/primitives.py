@@ -9,8 +9,6 @@ python -m benchmarks.primitives --rows 169343 --sizes 128x128 256x256 --isas avx
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.ceilings import Contestant, Group
 from benchmarks.timer import Timing, paired
 from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
 
@@ -25,16 +24,7 @@ gqc = torch.ops.gqc
 FLOAT, BFLOAT = torch.float32, torch.bfloat16
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A call, the bytes that it must move and the multiplications and additions that it must do."""
-
-    call: Callable[[], object]
-    nbytes: int
-    operations: int = 0
-
-
-def contestants(rows: int, k: int, n: int) -> dict[str, Contestant]:
+def contestants(rows: int, k: int, n: int) -> Group:
     """What is timed for a product of ``rows`` by ``k`` with ``k`` by ``n``."""
     x, grad, weight = torch.randn(rows, k), torch.randn(rows, n), torch.randn(k, n)
     seed, bias, factors = torch.tensor([1, 2]), torch.randn(n), torch.rand(rows)
@@ -83,7 +73,7 @@ def contestants(rows: int, k: int, n: int) -> dict[str, Contestant]:
     }
 
 
-def table(title: str, group: dict[str, Contestant], timings: dict[str, dict[str, Timing]]) -> Table:
+def table(title: str, group: Group, timings: dict[str, dict[str, Timing]]) -> Table:
     """One row a contestant, fastest and median time with each instruction set."""
     out = Table(title=title, title_justify="left")
     out.add_column("product")

@@ -22,7 +22,7 @@ def readers(table: Tensor, rows: Tensor) -> dict[int, Callable[[], object]]:
     """Calls that read ``table[rows]``, by how far they look ahead.
 
     Args:
-        table: ``[N, ...]``, contiguous; a row has at least 8 bytes, of which the first 8 of each 64 are read.
+        table: ``[N, ...]``, contiguous; the first 8 bytes of each 64 of a row are read, and one byte of shorter rows.
         rows: ``[E]`` int32.
     """
     nbytes, kernel = table[0].nbytes, _kernel()
