@@ -15,7 +15,8 @@ class Chain:
     """A chain behind a product or a sum.
 
     Attributes:
-        function: of the product ``[N, W]``, which requires its gradient, and of :attr:`others`, as torch's ops.
+        function: of the product ``[N, W]``, which requires its gradient, and of :attr:`others`, as torch's ops. With
+            dropout it takes ``training`` too.
         forward: the program, whose first result is that of the function; its other results are saved.
         backward: the program of the gradients of what requires one, of the gradient, what was saved, and the inputs
             at :attr:`read_again`.
@@ -47,7 +48,7 @@ CHAINS = {
         read_again=(1,),
     ),
     "ReLU, dropout": Chain(
-        lambda *inputs: F.dropout(_scaled_and_shifted(*inputs).relu(), 0.5),
+        lambda *inputs, training=True: F.dropout(_scaled_and_shifted(*inputs).relu(), 0.5, training),
         "v0 = mul(x0, x1); v1 = add(v0, x2); v2 = relu(v1); v3 = le(v2, 0.0); v4 = keep(0.5, 1); "
         "v5 = drop(v2, v4, 0.5); return float32(v5), bits(v3), bits(v4)",
         "v0 = drop(x0, x2, 0.5); v1 = where(x1, 0.0, v0); v2 = mul(v1, x3); return float32(v2), float32(sum(v1, 0))",
@@ -62,7 +63,7 @@ CHAINS = {
         read_again=(1,),
     ),
     "ELU, dropout": Chain(
-        lambda x, bias: F.dropout(F.elu(x + bias), 0.5),
+        lambda x, bias, training=True: F.dropout(F.elu(x + bias), 0.5, training),
         "v0 = add(x0, x1); v1 = elu(v0, 1.0, 1.0, 1.0); v2 = keep(0.5, 1); v3 = drop(v1, v2, 0.5); "
         "return float32(v3), float32(v0), bits(v2)",
         "v0 = drop(x0, x2, 0.5); v1 = elu_backward(v0, x1, 1.0, 1.0, 1.0); return float32(v1), float32(sum(v1, 0))",

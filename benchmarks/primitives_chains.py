@@ -92,9 +92,7 @@ def behind_primitives(chain: Chain, g: list[Tensor], rows: int, width: int) -> G
             "inside": partial(fused, others, seed, chain.forward),
             f"{GQC} after": lambda bare=bare: gqc.pointwise([bare(), *others], seed, chain.forward),
             f"{INDUCTOR} after": lambda bare=bare: compiled(bare(), *others),
-            f"{INDUCTOR}, quantize": lambda bare=bare: gqc.quantize(
-                compiled(bare(), *others), None, seed, 2, 8, True
-            ),
+            f"{INDUCTOR}, quantize": lambda bare=bare: gqc.quantize(compiled(bare(), *others), None, seed, 2, 8, True),
             f"{GQC} after, int8": lambda bare=bare: gqc.pointwise([bare(), *others], seed, rounding),
         }
         if name != "int8 sum":  # the scale comes before the rows, which would all be gathered twice
