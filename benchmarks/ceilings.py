@@ -41,9 +41,9 @@ Group = dict[str, Contestant]
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def add_timer_options(parser: argparse.ArgumentParser) -> None:
-    """The options that :func:`show` reads."""
-    parser.add_argument("--rounds", type=int, default=15)
+def add_timer_options(parser: argparse.ArgumentParser, rounds: int = 15) -> None:
+    """The options that :func:`show` reads; ``rounds`` is a default."""
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument(
         "--clock", choices=_CLOCKS, default="wall", help="cpu, the time of all threads, tells less of other load"
     )

@@ -27,13 +27,13 @@ class Drawn:
     title: str
 
 
-def graph_parser(doc: str | None) -> argparse.ArgumentParser:
+def graph_parser(doc: str | None, rounds: int = 15) -> argparse.ArgumentParser:
     """A parser that describes itself by ``doc``, with the options of the graph and of the timer."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--law", choices=LAWS, default="arxiv")
     parser.add_argument("--scale", type=float, default=1.0, help="of the law's nodes and edges")
     parser.add_argument("--hub", type=int, default=0, help="edges into one more node")
-    add_timer_options(parser)
+    add_timer_options(parser, rounds)
     return parser
 
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Gives something that depends on a word of each cache line of each row, so that no line can be left out, or on a byte of
-// rows that are shorter than a word. ahead: entries between the row that is read and the one that is asked for.
+// Gives something that depends on a word of each cache line of each row, so that no line can be left out, or on a byte
+// of rows that are shorter than a word. ahead: entries between the row that is read and the one that is asked for.
 extern "C" uint64_t random_rows(int64_t threads, const char* table, int64_t bytes, const int32_t* rows, int64_t count,
                                 int64_t ahead) {
     constexpr int64_t kLine = 64;
