@@ -98,7 +98,7 @@ def _attend(
 
 
 def main() -> None:
-    parser = graph_parser(__doc__)
+    parser = graph_parser(__doc__, rounds=7)
     parser.add_argument("--shapes", nargs="+", default=["4x32", "1x40"], help="heads x width of a head")
     args = parser.parse_args()
     graph = drawn(args)
