@@ -34,14 +34,20 @@ _AVX512 = [
     *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
     *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 warns of its own intrinsics: its bug 105593
 ]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 ISA_FLAGS = {
     "portable": [],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx2": _AVX2,
+    "avxvnni": [*_AVX2, "-mavxvnni"],
     "avx512": _AVX512,
     "amx": [*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
 }
-AMX_SOURCES = ("mm", "qgemm", "qgemm_pointwise", "typed_spmm")
-"""Kernels that use tiles; others would be the same as for AVX-512, which takes their place."""
+GAINING_SOURCES = {
+    "avxvnni": ("gat_bwd", "qgemm", "qgemm_pointwise", "typed_spmm"),
+    "amx": ("mm", "qgemm", "qgemm_pointwise", "typed_spmm"),
+}
+"""Kernels that use what a set adds to a lower one, BASES in runtime/native.py: others would be the same as that one's,
+which take their place. GCC knows these sets since its version 11; without them they are left out."""
 FLAGS = [
     *("-O3", "-std=c++17", "-Wall", "-Wextra", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", f"-I{SOURCES}"),
@@ -71,7 +77,7 @@ def compiler() -> list[str]:
 
 
 def knows(cxx: list[str], *flags: str) -> bool:
-    """Whether a compiler takes options; GCC knows AMX since its version 11."""
+    """Whether a compiler takes options."""
     command = [*cxx, *flags, "-x", "c++", "-E", "/dev/null"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -99,9 +105,10 @@ def cpu_units(cxx: list[str]) -> Iterator[Unit]:
 
     for source in sorted((SOURCES / "cpu").glob("*.cpp")):
         yield unit(source, source.stem, f"-DGQC_INTERFACE={interface()}u")
+    known = [isa for isa in isas() if isa not in GAINING_SOURCES or knows(cxx, *ISA_FLAGS[isa])]
     for source in sorted((SOURCES / "cpu" / "kernels").glob("*.cpp")):
-        for isa in isas():
-            if isa != "amx" or (source.stem in AMX_SOURCES and knows(cxx, *ISA_FLAGS[isa])):
+        for isa in known:
+            if source.stem in GAINING_SOURCES.get(isa, (source.stem,)):
                 yield unit(source, f"{source.stem}.{isa}", f"-DGQC_ISA={isa}", *ISA_FLAGS[isa])
 
 

@@ -55,6 +55,10 @@ class DumpWarning(UserWarning):
     """A dump could not be written; the model runs all the same."""
 
 
+class IsaWarning(UserWarning):
+    """A processor claims instructions that it executes wrongly; plainer ones take their place."""
+
+
 class TuneWarning(UserWarning):
     """A file with measured costs is of no use; those that are built in take its place."""
 

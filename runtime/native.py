@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gqc.errors import KernelError
+from gqc.errors import IsaWarning, KernelError
 
 _LIBRARY = Path(__file__).parent / "libgqc_cpu.so"
 _BUILD = "build it with `python setup.py build_ext --inplace` in the checkout, or `pip install -e .`"
@@ -84,6 +85,9 @@ SIGNATURES = {
     "cross_entropy_backward": "ppiiippiiiipp",
 }
 
+BASES = {"avxvnni": "avx2", "amx": "avx512"}
+"""Instruction sets with few kernels of their own, and whose kernels take the place of the others."""
+
 _INTERFACE = zlib.crc32(repr(SIGNATURES).encode())
 _functions: dict[str, Callable[..., bytes | None]] = {}
 _forced_isa: str | None = None
@@ -121,8 +125,13 @@ def check_chosen_isa() -> None:
 
 
 def isas() -> tuple[str, ...]:
-    """Instruction sets that are built and that this processor runs, from the plainest to the best."""
+    """Instruction sets that are built and that this processor runs rightly, from the plainest to the best."""
     return tuple(_library().gqc_isas().decode().split())
+
+
+def wrong_isas() -> dict[str, str]:
+    """Instruction sets that this processor claims to run and runs wrongly, each with the kernel that showed it."""
+    return dict(word.split(":") for word in _library().gqc_wrong_isas().decode().split())
 
 
 def multiplies_bf16x3() -> bool:
@@ -156,8 +165,8 @@ def _bind(name: str) -> Callable[..., bytes | None]:
 
 
 def _symbol(name: str) -> str:
-    """The function of a kernel for the instruction set in use; what has no use for tiles has none of its own."""
-    sets = (isa(), "avx512") if isa() == "amx" else (isa(),)
+    """The function of a kernel for the instruction set in use, or for that below it if it has none of its own."""
+    sets = (isa(), BASES.get(isa(), isa()))
     return next((s for s in (f"gqc_{name}_{each}" for each in sets) if hasattr(_library(), s)), "")
 
 
@@ -182,16 +191,23 @@ def _library() -> ctypes.CDLL:
     except OSError as error:
         raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
     # With other arguments than it was built for, a kernel would write where it should not.
-    if not hasattr(library, "gqc_interface") or library.gqc_interface() & 0xFFFFFFFF != _INTERFACE:
+    if not hasattr(library, "gqc_wrong_isas") or library.gqc_interface() & 0xFFFFFFFF != _INTERFACE:
         raise KernelError(f"{library_path()} is older than the sources, or newer: {_BUILD}")
-    library.gqc_isas.restype = ctypes.c_char_p
+    library.gqc_isas.restype = library.gqc_wrong_isas.restype = ctypes.c_char_p
     return library
 
 
 @cache
 def _chosen_isa() -> str:
     name = os.environ.get("GQC_ISA")
-    return _checked(name) if name else isas()[-1]
+    chosen = _checked(name) if name else isas()[-1]
+    for wrong, kernel in wrong_isas().items():
+        warnings.warn(
+            f"this processor runs {wrong} wrongly, by a test of the kernel {kernel}; gqc runs {chosen}",
+            IsaWarning,
+            stacklevel=2,
+        )
+    return chosen
 
 
 def _checked(name: str) -> str:

@@ -1,14 +1,6 @@
 // What the library says of itself.
 
 #include <cstdint>
-#include <cstring>
-#include <initializer_list>
-
-#if defined(__x86_64__) && defined(__linux__)
-#    include <cpuid.h>
-#    include <sys/syscall.h>
-#    include <unistd.h>
-#endif
 
 // The arguments for which it was built (csrc/build.py).
 extern "C" __attribute__((visibility("default"))) unsigned gqc_interface() {
@@ -16,104 +8,73 @@ extern "C" __attribute__((visibility("default"))) unsigned gqc_interface() {
 }
 
 #if defined(__x86_64__) && defined(__linux__)
-#    define GQC_DECLARE_QGEMM(isa)                                                                                     \
-        extern "C" __attribute__((weak)) const char* gqc_qgemm_##isa(                                                  \
-            int64_t threads, const void* a, const float* a_scale, int64_t a_packed, const void* b,                     \
-            const float* b_scale, int64_t b_packed, int64_t m, int64_t n, int64_t k, int64_t trans_a, int64_t trans_b, \
-            const float* bias, const float* row_scale, int64_t relu, int64_t dtype, void* out, float* absmax,          \
-            uint8_t* positive)
-extern "C" __attribute__((weak))
-const char* gqc_mm_amx(int64_t threads, const void* a, const void* b, int64_t m, int64_t n, int64_t k, int64_t trans_a,
-                       int64_t trans_b, const float* factors, int64_t narrow_a, int64_t narrow_b, int64_t bf16x3,
-                       float* out);
-GQC_DECLARE_QGEMM(portable);
-GQC_DECLARE_QGEMM(avx2);
-GQC_DECLARE_QGEMM(avx512);
-GQC_DECLARE_QGEMM(amx);
+#    include <cstdio>
+#    include <cstring>
+
+#    include "cpu/processor.h"
+#    include "cpu/self_test.h"
+
+// Null where the compiler did not know the set, or where a lower one's kernel is used.
+#    define GQC_DECLARE(isa)                                                     \
+        extern "C" __attribute__((weak)) self_test::Qgemm gqc_qgemm_##isa;       \
+        extern "C" __attribute__((weak)) self_test::Quantize gqc_quantize_##isa; \
+        extern "C" __attribute__((weak)) self_test::Qspmm gqc_qspmm_##isa;       \
+        extern "C" __attribute__((weak)) self_test::GatBwd gqc_gat_bwd_##isa
+#    define GQC_KERNELS(isa)                                                        \
+        self_test::Kernels {                                                        \
+            gqc_qgemm_##isa, gqc_quantize_##isa, gqc_qspmm_##isa, gqc_gat_bwd_##isa \
+        }
+GQC_DECLARE(portable);
+GQC_DECLARE(avx2);
+GQC_DECLARE(avxvnni);
+GQC_DECLARE(avx512);
+GQC_DECLARE(amx);
+extern "C" __attribute__((weak)) self_test::Mm gqc_mm_amx;
 
 namespace {
 
-// Linux lets a process use tiles only after it has asked once.
-bool may_use_tiles() {
-    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kOsxsave = 1u << 27, kTileState = 3u << 17;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsxsave)) return false;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
-    __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-    if ((a & kTileState) != kTileState) return false;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
-// Some processors and virtual machines that claim integer products have multiplied wrongly.
-template <typename Kernel>
-bool is_right(Kernel qgemm) {
-    constexpr int64_t kM = 37, kN = 35, kK = 70;
-    static int8_t a[kM * kK], b[kK * kN];
-    uint32_t random = 1;
-    for (int8_t* x : {a, b})
-        for (int64_t i = 0; i < (x == a ? kM : kN) * kK; ++i) {
-            random = random * 1664525u + 1013904223u;
-            x[i] = static_cast<int8_t>(static_cast<int32_t>(random >> 8) % 255 - 127);
-        }
-    const float scale = 1;
-    for (const int64_t transposed : {0, 1}) {
-        float got[kM * kN], want[kM * kN], absmax;
-        const auto multiply = [&](auto kernel, float* out) {
-            return kernel(1, a, &scale, 0, b, &scale, 0, kM, kN, kK, transposed, transposed, nullptr, nullptr, 0, 0,
-                          out, &absmax, nullptr);
-        };
-        if (multiply(qgemm, got) || multiply(gqc_qgemm_portable, want)) return false;
-        if (std::memcmp(got, want, sizeof got) != 0) return false;
+class InstructionSets {
+  public:
+    InstructionSets() {
+        using namespace processor;
+        if (!admit("avx2", runs_avx2, GQC_KERNELS(avx2))) return;
+        admit("avxvnni", runs_avx_vnni, GQC_KERNELS(avxvnni));
+        if (admit("avx512", runs_avx512, GQC_KERNELS(avx512))) admit("amx", may_use_tiles, GQC_KERNELS(amx));
     }
-    return true;
-}
 
-// Likewise of products of bfloat16, which no other kernel computes.
-bool multiplies_bfloat16() {
-    constexpr unsigned kBfloat16 = 1u << 22;
-    constexpr int64_t kM = 37, kN = 35, kK = 70;
-    constexpr double kMostError = 1. / (1 << 14);
-    unsigned registers[4];
-    if (!__get_cpuid_count(7, 0, &registers[0], &registers[1], &registers[2], &registers[3])) return false;
-    if (!(registers[3] & kBfloat16) || gqc_mm_amx == nullptr) return false;
-    static float a[kM * kK], b[kK * kN];
-    uint32_t random = 1;
-    for (float* x : {a, b})
-        for (int64_t i = 0; i < (x == a ? kM : kN) * kK; ++i) {
-            random = random * 1664525u + 1013904223u;
-            x[i] = static_cast<float>(static_cast<int32_t>(random)) / (1u << 31);
-        }
-    for (const bool contracts_rows : {false, true}) {
-        float got[kM * kN];
-        if (gqc_mm_amx(1, a, b, kM, kN, kK, contracts_rows, !contracts_rows, nullptr, 0, 0, 1, got)) return false;
-        for (int64_t i = 0; i < kM; ++i)
-            for (int64_t j = 0; j < kN; ++j) {
-                double sum = 0, size = 0;
-                for (int64_t k = 0; k < kK; ++k) {
-                    const double left = contracts_rows ? a[k * kM + i] : a[i * kK + k];
-                    const double product = left * (contracts_rows ? b[k * kN + j] : b[j * kK + k]);
-                    sum += product;
-                    size += product < 0 ? -product : product;
-                }
-                const double error = got[i * kN + j] - sum;
-                if (!(error <= kMostError * size && -error <= kMostError * size)) return false;
-            }
+    const char* usable() const { return usable_; }
+    const char* wrong() const { return wrong_; }
+
+  private:
+    bool admit(const char* name, bool (*runs)(), const self_test::Kernels& kernels) {
+        if (!kernels.qgemm || !runs()) return false;
+        const char* const kernel = self_test::first_wrong(kernels, GQC_KERNELS(portable));
+        char* const list = kernel ? wrong_ : usable_;
+        const size_t length = std::strlen(list);
+        std::snprintf(list + length, sizeof usable_ - length, "%s%s%s%s", length ? " " : "", name, kernel ? ":" : "",
+                      kernel ? kernel : "");
+        return !kernel;
     }
-    return true;
+
+    char usable_[128] = "portable";
+    char wrong_[sizeof usable_] = "";
+};
+
+const InstructionSets& instruction_sets() {
+    static const InstructionSets found;
+    return found;
 }
 
-// Which of the compiled instruction sets this processor and operating system run, and multiply rightly with.
 const char* usable_isas() {
-    // F16C is older than AVX2: each processor with this one has it.
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return "portable";
-    if (!is_right(gqc_qgemm_avx2)) return "portable";
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vnni");
-    if (!avx512 || !is_right(gqc_qgemm_avx512)) return "portable avx2";
-    const bool amx = gqc_qgemm_amx != nullptr && may_use_tiles() && is_right(gqc_qgemm_amx);
-    return amx ? "portable avx2 avx512 amx" : "portable avx2 avx512";
+    return instruction_sets().usable();
+}
+
+const char* wrong_isas() {
+    return instruction_sets().wrong();
+}
+
+bool multiplies_bf16x3() {
+    return gqc_mm_amx && processor::multiplies_bfloat16() && self_test::multiplies_bfloat16(gqc_mm_amx);
 }
 
 }  // namespace
@@ -124,20 +85,29 @@ const char* usable_isas() {
     return "portable";
 }
 
-bool multiplies_bfloat16() {
+const char* wrong_isas() {
+    return "";
+}
+
+bool multiplies_bf16x3() {
     return false;
 }
 
 }  // namespace
 #endif
 
+// The compiled instruction sets that this processor and operating system run, and run rightly, the plainest first.
 extern "C" __attribute__((visibility("default"))) const char* gqc_isas() {
-    static const char* const found = usable_isas();
-    return found;
+    return usable_isas();
+}
+
+// Those that they run wrongly, each with a colon and the kernel by which that was found.
+extern "C" __attribute__((visibility("default"))) const char* gqc_wrong_isas() {
+    return wrong_isas();
 }
 
 // Call it only where gqc_isas names amx.
 extern "C" __attribute__((visibility("default"))) int gqc_multiplies_bf16x3() {
-    static const bool found = multiplies_bfloat16();
+    static const bool found = multiplies_bf16x3();
     return found;
 }

@@ -162,6 +162,8 @@ def _library() -> Iterator[tuple[str, str, bool]]:
         return
     forced = f"forced by GQC_ISA={os.environ['GQC_ISA']}" if os.environ.get("GQC_ISA") else "the best here"
     yield "ISA", f"{chosen} ({forced}); this processor and build have {', '.join(sets)}", True
+    for name, kernel in native.wrong_isas().items():
+        yield "", f"not {name}, which this processor runs wrongly, by a test of the kernel {kernel}", True
     missing = native.missing_kernels()
     held = len(native.SIGNATURES) - len(missing)
     found = f"FAILED: {', '.join(missing)} are missing: the library is older than gqc" if missing else f"{held} kernels"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -161,6 +161,7 @@ _AVX2 = CostModel(
     int8_edge=2,
     steps=10,
 )
+_AVXVNNI = replace(_AVX2, int8_gemm=150)
 _PORTABLE = CostModel(
     float32_gemm=30,
     bfloat16_gemm=1,
@@ -172,7 +173,7 @@ _PORTABLE = CostModel(
     int8_edge=2.1,
     steps=5,
 )
-BUILT_IN = {"amx": CostModel(), "avx512": _AVX512, "avx2": _AVX2, "portable": _PORTABLE}
+BUILT_IN = {"amx": CostModel(), "avx512": _AVX512, "avxvnni": _AVXVNNI, "avx2": _AVX2, "portable": _PORTABLE}
 """By instruction set, for machines that were not measured: one thread of a server processor, torch with the same
 instructions.
 """

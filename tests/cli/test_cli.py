@@ -199,6 +199,13 @@ def test_doctor_says_where_the_code_of_gpus_comes_from(tmp_path: Path, monkeypat
     assert "GPU code     GQC_CUDA='ptx': choose 'fatbin' or 'nvrtc'" in run("doctor").output
 
 
+def test_doctor_names_an_instruction_set_that_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gqc.cli.doctor.FAMILIES", {})
+    monkeypatch.setattr(native, "wrong_isas", lambda: {"avx1024": "quantize"})
+    said = "not avx1024, which this processor runs wrongly, by a test of the kernel quantize"
+    assert said in run("doctor").output
+
+
 def test_doctor_names_a_wrong_isa(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GQC_ISA", "sse1")
     monkeypatch.setattr(native, "_functions", {})

@@ -43,7 +43,7 @@ def test_constants_that_are_none(value: object) -> None:
 
 
 def test_every_instruction_set_has_constants() -> None:
-    assert set(native.isas()) <= set(BUILT_IN) == {"amx", "avx512", "avx2", "portable"}
+    assert set(native.isas()) <= set(BUILT_IN) == {"amx", "avx512", "avxvnni", "avx2", "portable"}
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat", "dotgat", "sage", "rgcn", "pyg"])

@@ -12,9 +12,8 @@ from tests.emu import emulator
 
 CUDA = "cuda-emulated"
 
-TILES = "amx"
-ISAS = tuple(name for name in native.isas() if name != TILES)
-"""Instruction sets with kernels of their own in every family; tiles have some for products of matrices only."""
+ISAS = tuple(name for name in native.isas() if name not in native.BASES)
+"""Instruction sets with kernels of their own in every family; the others have some for a few families only."""
 
 BACKENDS = (*ISAS, CUDA)
 """Names for :func:`on_backend`."""

@@ -8,23 +8,24 @@ import pytest
 import torch
 
 from gqc.runtime import native
-from tests.runtime.backends import BACKENDS, CUDA, ISAS, TILES, on_backend
+from tests.runtime.backends import BACKENDS, CUDA, ISAS, on_backend
 
 THREADS = (1, 2)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that has the fixture ``backend`` on every back end, on each number of threads where it is the CPU, and
-    one that has ``isa`` on every instruction set; with tiles, if its module says ``USES_TILES``.
+    one that has ``isa`` on every instruction set; one with few kernels only if ``GAINING_ISAS`` of the module names it.
     """
-    tiles = tuple(name for name in native.isas() if name == TILES and getattr(metafunc.module, "USES_TILES", False))
+    gaining = getattr(metafunc.module, "GAINING_ISAS", ())
+    few = tuple(name for name in native.isas() if name in native.BASES and name in gaining)
     if "isa" in metafunc.fixturenames:
-        metafunc.parametrize("isa", (*ISAS, *tiles), indirect=True)
+        metafunc.parametrize("isa", (*ISAS, *few), indirect=True)
     if {"backend", "threads"} <= set(metafunc.fixturenames):
-        cases = [(name, threads) for name in (*tiles, *BACKENDS) for threads in ((1,) if name == CUDA else THREADS)]
+        cases = [(name, threads) for name in (*few, *BACKENDS) for threads in ((1,) if name == CUDA else THREADS)]
         metafunc.parametrize(("backend", "threads"), cases, indirect=True)
     elif "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", (*tiles, *BACKENDS), indirect=True)
+        metafunc.parametrize("backend", (*few, *BACKENDS), indirect=True)
 
 
 @pytest.fixture

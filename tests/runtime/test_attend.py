@@ -26,6 +26,7 @@ from tests.runtime.graph_cases import (
 from tests.runtime.test_gat import KINDS, SEED, hubs
 
 gqc = torch.ops.gqc
+GAINING_ISAS = ("avxvnni",)
 SHAPES = [(1, 1), (1, 40), (2, 33), (4, 32), (7, 1), (8, 16), (19, 5)]
 """Heads and width."""
 

@@ -15,7 +15,7 @@ from tests.runtime.backends import CUDA
 from tests.runtime.graph_cases import GRAPHS, features, graph, hub_graph, large_graph
 
 gqc = torch.ops.gqc
-USES_TILES = True
+GAINING_ISAS = ("amx",)
 PRECISIONS = ("fp32", "bf16x3")
 SEED = torch.tensor([5, 7])
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 3.4e38, -3.4e38, 1e-40, -1e-45]

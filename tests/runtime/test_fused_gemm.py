@@ -18,7 +18,7 @@ from gqc.runtime.kernels import DTYPES
 from gqc.runtime.reference import fused_gemm as reference
 from tests.runtime.backends import BACKENDS, CUDA, on_backend
 
-USES_TILES = True
+GAINING_ISAS = ("avxvnni", "amx")
 gqc = torch.ops.gqc
 SEED = torch.tensor([123456789, 7])
 FLOAT, BFLOAT = torch.float32, torch.bfloat16

@@ -39,6 +39,7 @@ SHAPES = [
     (8, 128),
     (19, 5),
 ]
+GAINING_ISAS = ("avxvnni",)
 KINDS = [("int8", "int8"), ("float", "float"), ("int8", "float"), ("float", "int8")]
 SEED = torch.tensor([0x1234_5678_9ABC, 7])
 

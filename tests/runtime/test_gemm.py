@@ -15,7 +15,7 @@ from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.reference import gemm as reference
 from tests.runtime.backends import CUDA, on_backend
 
-USES_TILES = True
+GAINING_ISAS = ("avxvnni", "amx")
 gqc = torch.ops.gqc
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMS = [(False, False), (False, True), (True, False), (True, True)]

@@ -14,7 +14,7 @@ from gqc.errors import KernelError
 from gqc.runtime import native, ops  # noqa: F401  registers torch.ops.gqc
 from gqc.runtime.kernels import DTYPES
 
-USES_TILES = True
+GAINING_ISAS = ("avxvnni", "amx")
 gqc = torch.ops.gqc
 SEED = torch.tensor([5, 7])
 NAN = float("nan")

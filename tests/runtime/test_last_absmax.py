@@ -15,7 +15,7 @@ from gqc.runtime.reference import quantize as reference
 from tests.runtime.test_quantize import draw_seed
 
 gqc = torch.ops.gqc
-USES_TILES = True
+GAINING_ISAS = ("avxvnni", "amx")
 SHAPE = (FEWEST_ELEMENTS // 64 + 3, 65)
 PROGRAM = "v0 = mul(x0, x1); return int8(v0, 5, 8, 1)"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import gqc
+from csrc.build import compiler
 from gqc.errors import KernelError
 from gqc.runtime import native
 from gqc.runtime.kernels import pointer
@@ -45,6 +47,49 @@ def test_a_model_is_not_compiled_for_an_unknown_one() -> None:
     assert refused.returncode != 0
     assert "KernelError: GQC_ISA='avx1024': this processor and build have portable" in refused.stderr
     assert ", ".join(native.isas()) in refused.stderr
+
+
+PRINT_SETS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for tell in (library.gqc_isas, library.gqc_wrong_isas):
+    tell.restype = ctypes.c_char_p
+    print(tell().decode())
+"""
+
+
+TESTED = [
+    (name, kernel)
+    for name in native.isas()[1:]
+    for kernel in ("qgemm", "quantize", "qspmm", "gat_bwd")
+    if hasattr(native._library(), f"gqc_{kernel}_{name}")
+]
+
+
+@pytest.mark.parametrize(("name", "kernel"), TESTED)
+def test_an_instruction_set_that_computes_wrongly_is_not_used(name: str, kernel: str, tmp_path: Path) -> None:
+    """Another library's function, which does nothing, takes the place of a kernel."""
+    (tmp_path / "wrong.cpp").write_text(f'extern "C" const char* gqc_{kernel}_{name}() {{ return nullptr; }}')
+    wrong = tmp_path / "wrong.so"
+    subprocess.run([*compiler(), "-shared", "-fPIC", tmp_path / "wrong.cpp", "-o", wrong], check=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", PRINT_SETS, native.library_path()],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "LD_PRELOAD": str(wrong)},
+    )
+    needed = {"avxvnni": {"avx2"}, "avx512": {"avx2"}, "amx": {"avx2", "avx512"}}
+    usable = [other for other in native.isas() if other != name and name not in needed.get(other, ())]
+    assert printed.stdout.splitlines() == [" ".join(usable), f"{name}:{kernel}"]
+
+
+def test_an_instruction_set_that_computes_wrongly_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GQC_ISA", raising=False)
+    monkeypatch.setattr(native, "wrong_isas", lambda: {"avx1024": "quantize"})
+    told = f"this processor runs avx1024 wrongly, by a test of the kernel quantize; gqc runs {native.isas()[-1]}"
+    with pytest.warns(gqc.IsaWarning, match=told):
+        assert native._chosen_isa.__wrapped__() == native.isas()[-1]
 
 
 def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,7 +129,7 @@ def test_no_function_is_shared_between_instruction_sets() -> None:
     """A shared inline function would run with whichever instructions the linker met first."""
     symbols = subprocess.run(["nm", "--demangle", str(native._LIBRARY)], capture_output=True, text=True, check=True)
     code = [line.split(maxsplit=2)[2] for line in symbols.stdout.splitlines() if re.match(r"\S+ [tTwW] ", line)]
-    of_kernels = [name for name in code if re.search(r"(\b|_)(portable|avx2|avx512|amx)\b", name)]
+    of_kernels = [name for name in code if re.search(r"(\b|_)(portable|avx2|avxvnni|avx512|amx)\b", name)]
     assert of_kernels
     shared = [name for name in set(code) - set(of_kernels) if "std::" in name or "gqc::" in name]
     assert shared == []

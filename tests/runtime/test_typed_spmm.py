@@ -23,7 +23,7 @@ from tests.runtime.graph_cases import (
     quantized,
 )
 
-USES_TILES = True
+GAINING_ISAS = ("avxvnni", "amx")
 gqc = torch.ops.gqc
 SIZES = [(1, 1, 1), (3, 6, 4), (2, 64, 130), (20, 70, 9)]
 """Types, features of a source, features of the result."""

@@ -1,11 +1,12 @@
 // The inner step of integer matrix products: int32 sums of products of int8 pairs, a register tile at a time.
 //
 // A lane adds up kGroup products a step, so both operands are stored with kGroup consecutive k side by side:
-//   AMX           tdpbssd: int8 by int8 in tiles (cpu/gemm/amx), kStep contracted indices at a time
-//   AVX-512 VNNI  vpdpbusd: 4 products of unsigned left and signed right bytes; the left operand is stored as value +
-//   128 elsewhere     pmaddwd:  2 products of int16; both operands are stored widened
-// Sums wrap modulo 2^32, so the 128 * (sum of the right column) that the first form adds too much may be taken off at
-// any time before the true sum is read.
+//   AMX        tdpbssd: int8 by int8 in tiles (cpu/gemm/amx), kStep contracted indices at a time
+//   VNNI       vpdpbusd (AVX-512 VNNI, AVX-VNNI): 4 products of an unsigned left and a signed right byte; left values
+//              are stored with 128 added
+//   elsewhere  pmaddwd: 2 products of int16; both operands are stored widened
+// Sums wrap modulo 2^32, so the 128 * (sum of the right column) that vpdpbusd adds too much may be taken off at any
+// time before the true sum is read.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +25,15 @@ using Left = int8_t;
 using Right = int8_t;
 constexpr int kGroup = 4, kStep = 64, kVectors = 4, kVectorBytes = 64;
 constexpr int32_t kLeftOffset = 0;
-#elif defined(__AVX512VNNI__)
+#elif defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 using Left = uint8_t;
 using Right = int8_t;
-constexpr int kGroup = 4, kStep = kGroup, kVectors = 4, kVectorBytes = 64;
 constexpr int32_t kLeftOffset = 128;
+#    if defined(__AVX512VNNI__)
+constexpr int kGroup = 4, kStep = kGroup, kVectors = 4, kVectorBytes = 64;
+#    else
+constexpr int kGroup = 4, kStep = kGroup, kVectors = 2, kVectorBytes = 32;
+#    endif
 #else
 using Left = int16_t;
 using Right = int16_t;
@@ -43,8 +48,8 @@ constexpr int kVectorBytes = 16;
 
 constexpr int kLanes = kVectorBytes / 4;     // columns of one vector of sums
 constexpr int kColumns = kLanes * kVectors;  // columns and rows of the largest register tile
-constexpr int kRows = kVectorBytes == 64 ? 6 : 4;
-constexpr int64_t kExactProducts = 131072;  // 127 * 127 * kExactProducts < 2^31
+constexpr int kRows = kGroup == 4 ? 6 : 4;   // vpdpbusd takes so long that fewer sums than 10 would wait for it
+constexpr int64_t kExactProducts = 131072;   // 127 * 127 * kExactProducts < 2^31
 
 typedef uint32_t Sums __attribute__((vector_size(kVectorBytes)));
 
@@ -71,6 +76,8 @@ inline Sums broadcast(const Left* group) {
 inline Sums add_products(Sums sums, Sums left, Sums right) {
 #if defined(__AVX512VNNI__)
     return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
+#elif defined(__AVXVNNI__)
+    return (Sums)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)left, (__m256i)right);
 #elif defined(__AVX2__)
     return sums + (Sums)_mm256_madd_epi16((__m256i)left, (__m256i)right);
 #elif defined(__SSE2__)

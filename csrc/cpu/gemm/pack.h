@@ -104,6 +104,31 @@ inline void interleave_rows(const int8_t* from, int64_t stride, int64_t count, c
         }
     }
 }
+#elif defined(__AVXVNNI__)
+// As above. The last 16 columns are moved back so that they end with the rows, of which fewer are taken one by one.
+inline void interleave_rows(const int8_t* from, int64_t stride, int64_t count, char flip, void* to) {
+    const __m128i flips = _mm_set1_epi8(flip);
+    char* const out = static_cast<char*>(to);
+    if (count < 16) {
+        for (int64_t j = 0; j < count; ++j)
+            for (int i = 0; i < 4; ++i) out[j * 4 + i] = static_cast<char>(from[i * stride + j] ^ flip);
+        return;
+    }
+    for (int64_t next = 0; next < count; next += 16) {
+        const int64_t j = next + 16 <= count ? next : count - 16;
+        __m128i rows[4];
+#    pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * stride + j)) ^ flips;
+        const __m128i low01 = _mm_unpacklo_epi8(rows[0], rows[1]), high01 = _mm_unpackhi_epi8(rows[0], rows[1]);
+        const __m128i low23 = _mm_unpacklo_epi8(rows[2], rows[3]), high23 = _mm_unpackhi_epi8(rows[2], rows[3]);
+        __m128i* const results = reinterpret_cast<__m128i*>(out + j * 4);
+        _mm_storeu_si128(results, _mm_unpacklo_epi16(low01, low23));
+        _mm_storeu_si128(results + 1, _mm_unpackhi_epi16(low01, low23));
+        _mm_storeu_si128(results + 2, _mm_unpacklo_epi16(high01, high23));
+        _mm_storeu_si128(results + 3, _mm_unpackhi_epi16(high01, high23));
+    }
+}
 #endif
 
 // out[j][i] = encoded (k + i, j0 + j) for j < j_count and i < kGroup, with zeros from i = k_count on.
@@ -120,7 +145,7 @@ inline void pack_group(Operand x, int64_t k, int64_t k_count, int64_t j0, int64_
         for (int64_t j = 0; j < j_count; ++j)
             for (int i = 0; i < kGroup; ++i) out[j * kGroup + i] = encode(from[j * stride + i]);
     } else {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
         interleave_rows(from, stride, j_count, static_cast<char>(encode(0)), out);
 #else
         for (int64_t j = 0; j < j_count; ++j)

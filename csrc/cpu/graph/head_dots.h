@@ -152,25 +152,37 @@ class HeadDots {
     __m256i lanes(const int8_t* row, int64_t h) const {
         const int8_t* const x = row + h * width_;
         const int8_t* const fixed = fixed_ + h * units_ * Unit;
-        // |fixed| * (x with the sign of fixed): the sum of two such products fits int16, since -128 never appears.
+        // |fixed| * (x with the sign of fixed): one factor is a byte without a sign.
         if constexpr (Unit >= 32) {
             __m256i sum = _mm256_setzero_si256();
             for (int64_t k = 0; k < units_; ++k) {
                 const __m256i a = load256(fixed + k * 32), b = load256(x + first<32>(k));
-                const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+                sum = add_products(sum, _mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
             }
             return sum;
         } else {
             __m128i sum = _mm_setzero_si128();
             for (int64_t k = 0; k < units_; ++k) {
                 const __m128i a = load128(fixed + k * 16), b = load128(x + first<16>(k));
-                const __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8(a), _mm_sign_epi8(b, a));
-                sum = _mm_add_epi32(sum, _mm_madd_epi16(pairs, _mm_set1_epi16(1)));
+                sum = add_products(sum, _mm_abs_epi8(a), _mm_sign_epi8(b, a));
             }
             return _mm256_zextsi128_si256(sum);
         }
     }
+
+    // sum + the products of bytes without a sign and with one, four a lane.
+#    if defined(__AVXVNNI__)
+    static __m256i add_products(__m256i sum, __m256i a, __m256i b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+    static __m128i add_products(__m128i sum, __m128i a, __m128i b) { return _mm_dpbusd_avx_epi32(sum, a, b); }
+#    else
+    // The sum of two products fits int16, since -128 never appears.
+    static __m256i add_products(__m256i sum, __m256i a, __m256i b) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+    }
+    static __m128i add_products(__m128i sum, __m128i a, __m128i b) {
+        return _mm_add_epi32(sum, _mm_madd_epi16(_mm_maddubs_epi16(a, b), _mm_set1_epi16(1)));
+    }
+#    endif
 
     static __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
     static __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
