@@ -48,7 +48,7 @@ inline void add_edges(const OuterProducts& products, const TypedEdges<Index>& ed
         gather_rows(grad, n, edges.dst + p, count, products.right(0), products.right(1) - products.right(0));
         for (int64_t e = 0; weights && e < count; ++e)
             for (int64_t j = 0; j < n; ++j) products.right(e)[j] *= weights[p + e];
-        products.add(count, [] {});
+        products.add(products.left_rows(), products.right_rows(), count, [] {});
     }
 }
 

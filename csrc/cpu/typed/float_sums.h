@@ -67,7 +67,7 @@ class FloatSums {
         const float* left[kRows];
         for (int r = 0; r < kRows; ++r) left[r] = &rows_[(row + r) * k];
         Floats tile[kRows][vectors] = {};
-        add_products<vectors>(left, right, k, tile);
+        add_products<vectors>(left, right, k, tile, [] {});
         for (int64_t r = 0; r < count; ++r) {
             const float weight = job_.weights ? job_.weights[edge + r] : 1.0f;
             float* to = &sums_[(job_.edges.dst[edge + r] - first_) * width_ + j0];

@@ -32,31 +32,15 @@ struct FloatLines : FloatMatrix {
 
     FloatLines(const FloatMatrix& matrix, const float* factors) : FloatMatrix(matrix), factors(factors) {}
 
+    // Whether the rows lie in memory as they are multiplied.
+    bool lies() const { return !narrow && !factors; }
+    FloatRows rows_from(int64_t i) const { return {row(i), width}; }
+
     void load(int64_t i, float* __restrict to) const {
         FloatMatrix::load(i, to);
         if (!factors) return;
         for (int64_t j = 0; j < width; ++j) to[j] *= factors[i];
     }
-};
-
-// Asks for `count` rows, a share each time.
-class Ahead {
-  public:
-    Ahead(const FloatLines& x, int64_t row, int64_t count, int64_t times)
-        : at_(x.bytes(row)),
-          left_(count * x.bytes_of_row()),
-          share_(round_up((left_ + times - 1) / times, kVectorBytes)) {}
-
-    void ask() {
-        const int64_t bytes = left_ < share_ ? left_ : share_;
-        prefetch(at_, bytes);
-        at_ += bytes;
-        left_ -= bytes;
-    }
-
-  private:
-    const char* at_;
-    int64_t left_, share_;
 };
 
 constexpr int64_t kInFloats = 512;  // products whose sum is float32
@@ -68,11 +52,8 @@ class FloatPart {
 
     bool ok() const { return products_.ok(); }
 
-    // Whether it computes b' . a in the place of a' . b, [m, n], as fewer tiles are then padded.
-    static bool swaps(int64_t m, int64_t n) {
-        const auto tiles = [](int64_t i, int64_t j) { return round_up(i, kRows) * round_up(j, kLanes); };
-        return tiles(n, m) < tiles(m, n);
-    }
+    // Whether it computes b' . a in the place of a' . b, [m, n], as that takes less time.
+    static bool swaps(int64_t m, int64_t n) { return OuterProducts::cycles(n, m) < OuterProducts::cycles(m, n); }
 
     // total[left.width, right.width] += the sum of the outer products of rows first .. end.
     void add(const FloatLines& left, const FloatLines& right, int64_t first, int64_t end, double* total) const {
@@ -80,14 +61,16 @@ class FloatPart {
         int64_t in_floats = 0;
         for (int64_t row = first; row < end; row += kMost) {
             const int64_t count = end - row < kMost ? end - row : kMost, behind = end - row - count;
-            for (int64_t e = 0; e < count; ++e) {
-                left.load(row + e, products_.left(e));
-                right.load(row + e, products_.right(e));
-            }
+            const bool left_lies = left.lies() && behind * left.width >= OuterProducts::kBehindLeft;
+            const bool right_lies = right.lies() && behind * right.width >= OuterProducts::kBehindRight;
+            for (int64_t e = 0; e < count && !left_lies; ++e) left.load(row + e, products_.left(e));
+            for (int64_t e = 0; e < count && !right_lies; ++e) right.load(row + e, products_.right(e));
+            const FloatRows left_rows = left_lies ? left.rows_from(row) : products_.left_rows();
+            const FloatRows right_rows = right_lies ? right.rows_from(row) : products_.right_rows();
             const int64_t next = behind < kMost ? behind : kMost;
             Ahead left_ahead(left, row + count, next, products_.steps());
             Ahead right_ahead(right, row + count, next, products_.steps());
-            products_.add(count, [&] {
+            products_.add(left_rows, right_rows, count, [&] {
                 left_ahead.ask();
                 right_ahead.ask();
             });

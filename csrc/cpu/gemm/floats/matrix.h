@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/float24.h"
+#include "cpu/gemm/pack.h"
 #include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
@@ -30,6 +31,26 @@ struct FloatMatrix {
     }
 
     void ask_for(int64_t i, int64_t rows) const { prefetch(bytes(i), rows * bytes_of_row()); }
+};
+
+// Asks for `count` rows, a share each time.
+class Ahead {
+  public:
+    Ahead(const FloatMatrix& x, int64_t row, int64_t count, int64_t times)
+        : at_(x.bytes(row)),
+          left_(count * x.bytes_of_row()),
+          share_(round_up((left_ + times - 1) / times, kVectorBytes)) {}
+
+    void ask() {
+        const int64_t bytes = left_ < share_ ? left_ : share_;
+        prefetch(at_, bytes);
+        at_ += bytes;
+        left_ -= bytes;
+    }
+
+  private:
+    const char* at_;
+    int64_t left_, share_;
 };
 
 }  // namespace gqc::GQC_ISA

@@ -28,19 +28,30 @@ inline Floats broadcast(float value) {
 #endif
 }
 
+constexpr int64_t kStepProducts = 32;  // products of an element of left after which add_products calls step()
+
+inline int64_t steps_of(int64_t k_count) {
+    return (k_count + kStepProducts - 1) / kStepProducts;
+}
+
 // tile[r] += the product of row r of left with a panel of right, [k][vectors * kLanes]; both in order of k.
-template <int vectors>
+template <int vectors, typename Step>
 inline __attribute__((always_inline)) void add_products(const float* const (&left)[kRows], const float* right,
-                                                        int64_t k_count, Floats (&tile)[kRows][vectors]) {
-    for (int64_t k = 0; k < k_count; ++k, right += vectors * kLanes) {
-        Floats columns[vectors];
+                                                        int64_t k_count, Floats (&tile)[kRows][vectors],
+                                                        const Step& step) {
+    for (int64_t first = 0; first < k_count; first += kStepProducts) {
+        const int64_t end = k_count - first < kStepProducts ? k_count : first + kStepProducts;
+        step();
+        for (int64_t k = first; k < end; ++k, right += vectors * kLanes) {
+            Floats columns[vectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) columns[v] = load_floats(right + v * kLanes);
+            for (int v = 0; v < vectors; ++v) columns[v] = load_floats(right + v * kLanes);
 #pragma GCC unroll 6
-        for (int r = 0; r < kRows; ++r) {
-            const Floats value = broadcast(left[r][k]);
+            for (int r = 0; r < kRows; ++r) {
+                const Floats value = broadcast(left[r][k]);
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) tile[r][v] = multiply_add(value, columns[v], tile[r][v]);
+                for (int v = 0; v < vectors; ++v) tile[r][v] = multiply_add(value, columns[v], tile[r][v]);
+            }
         }
     }
 }

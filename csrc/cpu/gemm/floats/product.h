@@ -9,12 +9,12 @@
 namespace gqc::GQC_ISA {
 
 // to[r] = left[r] . right for the first `count` of kRows rows, in rows of n floats; of the last vector the first
-// `last`.
-template <int vectors>
+// `last`. Calls step() some times while it computes.
+template <int vectors, typename Step>
 inline void multiply_rows(const float* const (&left)[kRows], const float* right, int64_t k, int64_t count, int64_t last,
-                          float* to, int64_t n) {
+                          float* to, int64_t n, const Step& step) {
     Floats tile[kRows][vectors] = {};
-    add_products<vectors>(left, right, k, tile);
+    add_products<vectors>(left, right, k, tile, step);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
         if (r == count) return;
@@ -50,13 +50,14 @@ class FloatProduct {
                 with_vectors(panel.vectors, [&](auto vectors) {
                     const int64_t last = panel.columns - (vectors - 1) * kLanes;
                     for (int64_t r = 0; r < count; r += kRows) {
-                        const int64_t rows = count - r < kRows ? count - r : kRows, left = behind - r;
+                        const int64_t rows = count - r < kRows ? count - r : kRows;
                         // What the next block reads, as much as is computed with at a time.
-                        if (j0 == 0 && left > 0) product_.a_.ask_for(i0 + count + r, left < kRows ? left : kRows);
+                        const int64_t left = j0 > 0 || behind < r ? 0 : behind - r;
+                        Ahead ahead(product_.a_, i0 + count + r, left < kRows ? left : kRows, steps_of(k));
                         const float* row[kRows];
                         read(i0 + r, rows, row);
-                        multiply_rows<vectors>(row, product_.right_.panel(0, j0), k, rows, last, values + r * n + j0,
-                                               n);
+                        multiply_rows<vectors>(row, product_.right_.panel(0, j0), k, rows, last, values + r * n + j0, n,
+                                               [&] { ahead.ask(); });
                     }
                 });
             }
