@@ -6,10 +6,12 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gqc.cost import CostModel, FloatProduct, machine
 from gqc.joint import JointGraph
 from gqc.layer_bits import EXACT
 from gqc.passes.choose_bits import width
 from gqc.passes.nodes import aten, call, drop_unused, example, half, is_size, is_tensor, origin
+from gqc.passes.pointwise_steps import FLAT_VIEWS, step_of
 from gqc.passes.primitive import GEMM, Factor, factors, mark, ops
 from gqc.passes.report import REPLACED, UNFUSED, Decision, Report
 from gqc.policy import Policy
@@ -19,18 +21,24 @@ MM, ADDMM, MUL = aten.mm.default, aten.addmm.default, aten.mul.Tensor
 
 FEWEST_ROWS = 1024
 """With fewer rows a product is small beside what a call costs."""
-MOST_WEIGHTS = 256 * 256
+MOST_WEIGHTS = 1536 * 64
 """Of a matrix that all rows are multiplied by. For larger ones torch cuts the contracted index too."""
 MOST_SUMS = 64 * 128
 """Of a product over many rows, as a gradient of weights is, likewise."""
+LONG, NARROW = 1024, 64
+"""Contracted indices from which a product of at most so many columns waits for its rows, which gqc's asks for early."""
+MOST_CACHED = 64 << 20
+"""Bytes of operands and result that caches hold. With more, either product waits for memory, and programs spare it."""
 
 
 def multiply_floats(joint: JointGraph, policy: Policy) -> Report:
     """Replace float32 matrix products on the CPU by ``gqc.mm``, whose tiles run the programs that read the result.
 
     Requires: :func:`keep_full_precision`, :func:`quantize_operands` (order only): what they left.
-    Does: ``mm`` and ``addmm`` of many rows with a small matrix, or over many rows with a small result; the bias becomes
-        an ``add`` of its own, transposes of the operands flags, and factors of the contracted rows an operand.
+    Does: ``mm`` and ``addmm`` of many rows with a small matrix, or over many rows with a small result, unless they fit
+        into the caches and torch's are estimated to take less time (:meth:`gqc.cost.CostModel.float_products`); the
+        bias becomes an ``add`` of its own, transposes of the operands flags, and factors of the contracted rows an
+        operand.
     Ensures: float32 sums of float32 products, in another order than torch's; of three products of bfloat16, which miss
         at most 2^-15 of each product, where ``Policy.float_products`` asks for them, the layer is not one of 32 bits
         and the processor multiplies bfloat16 in tiles (AMX).
@@ -38,11 +46,13 @@ def multiply_floats(joint: JointGraph, policy: Policy) -> Report:
     report = Report("multiply_floats")
     if joint.device.type != "cpu":
         return report
+    costs = policy.costs or machine.costs()
     for target in (MM, ADDMM):
         for node in joint.graph.find_nodes(op="call_function", target=target, sort=True):
-            why = refusal(node)
+            chosen = precision(policy, node)
+            why = refusal(node) or _loses(node, chosen, costs)
             if why is None:
-                report.decisions.append(_replace(node, precision(policy, node)))
+                report.decisions.append(_replace(node, chosen))
             else:
                 report.decisions.append(_decision(node, UNFUSED, f"runs torch's product: {why}"))
     drop_unused(joint.graph)
@@ -69,6 +79,33 @@ def refusal(node: fx.Node) -> str | None:
     if native.isa() == "portable":
         return "gqc's kernels for any processor are slower"
     return None
+
+
+def _loses(node: fx.Node, precision: str, costs: CostModel) -> str | None:
+    """Whether torch's product takes less time than gqc's, with the times."""
+    left, right = factors(node)
+    m, n = map(example, node.meta["val"].shape)
+    k = example(left.node.meta["val"].shape[0 if left.transposed else 1])
+    waits_for_rows = not left.transposed and k >= LONG and n <= NARROW
+    if waits_for_rows or 4 * (m * k + k * n + m * n) > MOST_CACHED:
+        return None
+    # A tile of bfloat16 holds columns of both operands, which are few where rows are contracted.
+    in_tiles = precision == "bf16x3" and not left.transposed and native.multiplies_bf16x3()
+    scaled = k * n if _row_factors(left, right) is not None else 0
+    program = 0 if left.transposed or not _runs_program(node) else m * n
+    product = FloatProduct("bf16x3" if in_tiles else "fp32", 2 * m * n * k, 4 * (m * k + k * n), program, scaled)
+    time = costs.float_products(product)
+    if time.torch >= time.gqc:
+        return None
+    return f"it takes {time.torch:.3g} us with what it leaves to others, gqc's {time.gqc:.3g} us"
+
+
+def _runs_program(node: fx.Node) -> bool:
+    """Whether elementwise steps, or a ``quantize``, read a product: they can run with it."""
+    return any(
+        _runs_program(user) if user.target in FLAT_VIEWS else user.target is ops.quantize.default or step_of(user)
+        for user in node.users
+    )
 
 
 def precision(policy: Policy, node: fx.Node) -> str:

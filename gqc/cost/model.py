@@ -60,6 +60,31 @@ class Storage(NamedTuple):
     bfloat16: float
 
 
+class FloatProduct(NamedTuple):
+    """A product of float32 matrices.
+
+    Attributes:
+        precision: in which gqc multiplies, ``"fp32"`` or ``"bf16x3"``; torch in float32.
+        operations: multiplications and additions.
+        read: bytes of both operands.
+        program: elements of the result that elementwise steps read, which run with gqc's product alone.
+        scaled: elements of a product with a column that gqc's product does with its own.
+    """
+
+    precision: str
+    operations: int
+    read: int
+    program: int = 0
+    scaled: int = 0
+
+
+class FloatProducts(NamedTuple):
+    """Microseconds of torch's product, with what it leaves to others, and of gqc's."""
+
+    torch: float
+    gqc: float
+
+
 class Estimate(NamedTuple):
     """Microseconds of a primitive in full precision and in int8, its share of the int8 copies included."""
 
@@ -85,6 +110,7 @@ class CostModel:
         call: likewise of a quantized op of gqc.
         quantize_call: likewise of ``quantize``.
         float32_gemm, bfloat16_gemm, int8_gemm: 10^9 multiplications and additions a second of a large product.
+        float32_mm: the same of gqc's product of float32 matrices, where ``float32_gemm`` is torch's.
         quantize: GB of floats a second of ``quantize``, which looks for the largest magnitude first.
         float_rows, int8_rows: GB a second of rows that SPMM reads at random.
         float_edge, int8_edge: nanoseconds that SPMM takes for an edge in addition.
@@ -105,6 +131,7 @@ class CostModel:
     int8_edge: float = _rate("ns", 4.5)
     steps: float = _rate("G/s", 25)
     memory: float = _rate("GB/s", 14)
+    float32_mm: float = _rate("GOP/s", 115)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -133,6 +160,18 @@ class CostModel:
         each = 2 * look.elements / self.steps + 2 * 2 * look.elements / self.memory
         return Storage(again * 1e-3, look.results * (self.quantize_call + each * 1e-3))
 
+    def float_products(self, product: FloatProduct) -> FloatProducts:
+        """The times of both ways to a product of float32 matrices that is not quantized."""
+        rate = self.bfloat16_gemm / 3 if product.precision == "bf16x3" else self.float32_mm
+        reading = product.read / self.memory
+        torch = self.torch_call + max(product.operations / self.float32_gemm, reading) * 1e-3
+        if product.program:  # as a program of its own that reads what the product has written
+            torch += self.call + 2 * 4 * product.program / self.memory * 1e-3
+        if product.scaled:
+            torch += self.torch_call + 2 * 4 * product.scaled / self.memory * 1e-3
+        gqc = self.call + max(product.operations / rate, reading) * 1e-3
+        return FloatProducts(torch, gqc)
+
     def float24(self, elements: int, products: int, lines: float) -> float:
         """The time that a matrix in float24 saves beside one in float32, less what rounding it takes.
 
@@ -152,6 +191,7 @@ class CostModel:
 _AVX512 = CostModel(int8_gemm=450, bfloat16_gemm=100)
 _AVX2 = CostModel(
     float32_gemm=60,
+    float32_mm=57,
     bfloat16_gemm=1,
     int8_gemm=65,
     quantize=5,
@@ -164,6 +204,7 @@ _AVX2 = CostModel(
 _AVXVNNI = replace(_AVX2, int8_gemm=150)
 _PORTABLE = CostModel(
     float32_gemm=30,
+    float32_mm=30,
     bfloat16_gemm=1,
     int8_gemm=45,
     quantize=2.2,

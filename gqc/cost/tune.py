@@ -92,6 +92,7 @@ def measure() -> CostModel:
         float_edge=float_edge,
         int8_edge=int8_edge,
         steps=rate((_MANY - _FEW) * x.numel(), program(_MANY), _microseconds(program(_FEW))),
+        float32_mm=rate(operations, lambda: ops.mm(a, b, False, False), call),
         memory=rate(2 * 4 * _LARGE, lambda: ops.pointwise([large], None, "return float32(x0)"), call),
     )
     return CostModel(**{name: float(f"{value:.2g}") for name, value in vars(found).items()})

@@ -23,7 +23,7 @@ from tests.runtime.graph_cases import large_graph
 PROGRAM = "v0 = mul(x0, x1); v1 = le(v0, 0.0); return float32(v0), bits(v1), float32(sum(v0, 0))"
 ADDED = "v0 = add(x0, x1); return float32(v0)"
 SCALED = "v0 = mul(x0, x1); return float32(v0)"
-SLOW_MEMORY = CostModel(memory=0.01, float_rows=0.01)
+SLOW_MEMORY = CostModel(memory=0.01, float_rows=0.01, torch_call=1e6)
 FAST_MEMORY = CostModel(memory=1e6, float_rows=1e6)
 
 
