@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gqc.capture import Call, Captured, StateChange, calling, capture, is_capturing, read_call
 from gqc.capture.placement import device_of_call
 from gqc.dump import Dumper
-from gqc.errors import CaptureError, FallbackWarning, GqcError, InputError, PassError, PolicyError
+from gqc.errors import CaptureError, FallbackWarning, GqcError, InputError, LibraryError, PassError, PolicyError
 from gqc.first_layer import measure
 from gqc.keys import mode_key, module_key
 from gqc.layer_bits import AUTO, LayerBits, is_auto
@@ -29,7 +29,6 @@ from gqc.passes.choose_bits import BitRule
 from gqc.passes.pipeline import FIND_MESSAGES
 from gqc.passes.user_keep import check_names
 from gqc.policy import Policy
-from gqc.runtime import native
 from gqc.runtime.rewritten import is_rewritten
 from gqc.save_rule import SaveRule, choose
 from gqc.seed import SeedSource
@@ -59,7 +58,6 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
         PolicyError: an option is unknown, has an unknown value, or names a module that the model lacks or an unknown
             pass or primitive.
         DumpError: the folder for the dump is a file or cannot be written to.
-        KernelError: ``GQC_ISA`` names an instruction set that this processor or build lacks.
         TypeError: ``model`` is not a ``torch.nn.Module``.
     """
     if not isinstance(model, nn.Module):
@@ -68,7 +66,6 @@ def compile(model: M, policy: Policy | None = None, *, dump: str | os.PathLike[s
     if is_rewritten(original):
         name = type(original).__name__
         raise GqcError(f"{name} was written down by gqc.rewrite and runs quantized as it is: call it uncompiled")
-    native.check_chosen_isa()
     chosen = checked_policy(Policy.of(policy, options), original)
     state = CompileState(original, chosen, Dumper.of(dump, type(original).__name__, chosen))
     compiled = object.__new__(_compiled_class(type(original)))  # type: ignore[arg-type]  # a class is hashable
@@ -166,7 +163,8 @@ class CompileState:
     Whatever goes wrong on the way, the call then runs eagerly: so a call that eager refuses raises eager's own error.
     A graph on the CPU with tensors on a GPU cannot run eagerly, so there the error itself is raised.
     What the user asked for beside the model raises: a name of the policy that fits nothing, and with
-    ``Policy.passes`` any error of a pass.
+    ``Policy.passes`` any error of a pass. So does what is wrong with gqc's kernels and not with the call: they cannot
+    be loaded, lack the instruction set that ``GQC_ISA`` names, or have no memory.
 
     Attributes:
         model: the eager model that shares its state with the compiled one.
@@ -209,7 +207,7 @@ class CompileState:
                 variant = self._compile(key, call, args, kwargs)
             if variant is not None:
                 return variant.run(call, args, kwargs)
-        except (PolicyError, torch.OutOfMemoryError):  # eager needs more memory
+        except (PolicyError, LibraryError, torch.OutOfMemoryError):  # eager needs more memory
             raise
         except _FAILURES as error:
             if isinstance(error, PassError) and self.policy.passes:

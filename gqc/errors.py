@@ -47,6 +47,10 @@ class KernelError(GqcError, RuntimeError):
     """A native kernel refused its arguments or could not be loaded."""
 
 
+class LibraryError(KernelError):
+    """The kernels themselves fail, whatever is asked of them: they cannot be loaded or chosen, or have no memory."""
+
+
 class DumpError(GqcError, OSError):
     """A dump cannot be written where it was asked for."""
 

@@ -15,7 +15,7 @@ from gqc.capture import Call, Captured, calling
 from gqc.capture.islands import StructureIsland
 from gqc.constant_inputs import RememberedInputs
 from gqc.cuda_graph import GraphedStage
-from gqc.errors import CaptureError
+from gqc.errors import CaptureError, LibraryError
 from gqc.execute import Executable
 from gqc.joint import BUFFER, INPUT, PARAMETER, JointGraph, build_joint
 from gqc.passes import run as run_passes
@@ -215,6 +215,8 @@ def _compile(
     """
     try:
         joint = build_joint(stage.graph, stage.fakes)
+    except LibraryError:
+        raise
     except Exception as error:
         # Whatever torch cannot differentiate as a flat graph with symbolic sizes still runs eagerly.
         raise CaptureError(f"AOTAutograd failed on it with {type(error).__name__}: {error}") from error

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gqc.errors import IsaWarning, KernelError
+from gqc.errors import IsaWarning, KernelError, LibraryError
 
 _LIBRARY = Path(__file__).parent / "libgqc_cpu.so"
 _BUILD = "build it with `python setup.py build_ext --inplace` in the checkout, or `pip install -e .`"
@@ -88,6 +88,7 @@ SIGNATURES = {
 BASES = {"avxvnni": "avx2", "amx": "avx512"}
 """Instruction sets with few kernels of their own, and whose kernels take the place of the others."""
 
+_OUT_OF_MEMORY = b"out of memory"  # csrc/common/kernel.h
 _INTERFACE = zlib.crc32(repr(SIGNATURES).encode())
 _functions: dict[str, Callable[..., bytes | None]] = {}
 _forced_isa: str | None = None
@@ -101,27 +102,19 @@ def run(name: str, *arguments: int | float) -> None:
         arguments: its arguments after ``threads``; tensors as addresses.
 
     Raises:
-        KernelError: if the kernel refuses its arguments, or the library cannot be loaded.
+        KernelError: if the kernel refuses its arguments.
+        LibraryError: if it has no memory, or the library cannot be loaded.
     """
     function = _functions.get(name) or _bind(name)
     refusal = function(torch.get_num_threads(), *arguments)
     if refusal:
-        raise KernelError(f"gqc kernel {name}: {refusal.decode()}")
+        kind = LibraryError if refusal.startswith(_OUT_OF_MEMORY) else KernelError
+        raise kind(f"gqc kernel {name}: {refusal.decode()}")
 
 
 def isa() -> str:
     """Instruction set in use: the best one of this processor, or the one that ``GQC_ISA`` names."""
     return _forced_isa or _chosen_isa()
-
-
-def check_chosen_isa() -> None:
-    """Refuse a wrong ``GQC_ISA`` where a model is compiled: its calls would only warn and run eagerly.
-
-    Raises:
-        KernelError: if it names no instruction set that is built and that this processor runs.
-    """
-    if os.environ.get("GQC_ISA"):
-        isa()
 
 
 def isas() -> tuple[str, ...]:
@@ -156,7 +149,7 @@ def _bind(name: str) -> Callable[..., bytes | None]:
     symbol = _symbol(name)
     missing = missing_kernels() or ([] if symbol else [name])
     if missing:  # in an older library the arguments of other kernels may be others too
-        raise KernelError(f"{_LIBRARY} has no kernel {missing[0]!r}: it is older than the sources; {_BUILD}")
+        raise LibraryError(f"{_LIBRARY} has no kernel {missing[0]!r}: it is older than the sources; {_BUILD}")
     function = getattr(_library(), symbol)
     function.argtypes = [ctypes.c_int64, *(_TYPES[letter] for letter in SIGNATURES[name])]
     function.restype = ctypes.c_char_p
@@ -189,10 +182,10 @@ def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(library_path()))
     except OSError as error:
-        raise KernelError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
+        raise LibraryError(f"gqc's native library cannot be loaded ({error}): {_BUILD}") from error
     # With other arguments than it was built for, a kernel would write where it should not.
     if not hasattr(library, "gqc_wrong_isas") or library.gqc_interface() & 0xFFFFFFFF != _INTERFACE:
-        raise KernelError(f"{library_path()} is older than the sources, or newer: {_BUILD}")
+        raise LibraryError(f"{library_path()} is older than the sources, or newer: {_BUILD}")
     library.gqc_isas.restype = library.gqc_wrong_isas.restype = ctypes.c_char_p
     return library
 
@@ -212,5 +205,5 @@ def _chosen_isa() -> str:
 
 def _checked(name: str) -> str:
     if name not in isas():
-        raise KernelError(f"GQC_ISA={name!r}: this processor and build have {', '.join(isas())}; choose one of them")
+        raise LibraryError(f"GQC_ISA={name!r}: this processor and build have {', '.join(isas())}; choose one of them")
     return name

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import gqc
 from gqc.passes.report import KEPT
+from gqc.runtime import native
 from tests.same import assert_same, assert_same_error, nothing_lost, one_warning, pair, step
 
 
@@ -340,6 +341,26 @@ def test_compiled_code_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     assert_same(eager, compiled, rows())
     assert gqc.state_of(compiled).num_variants == 0
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_library_that_fails_is_not_hidden(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where a model is compiled nor where it runs: eager would be slow, and its warning soon forgotten."""
+    eager, compiled = pair(Function(lambda m, h: h.relu()))
+    for _ in range(calls):
+        assert_same(eager, compiled, rows())
+
+    def fail(*_: Any) -> Any:
+        raise gqc.LibraryError("gqc's native library cannot be loaded")
+
+    monkeypatch.setattr(native, "_bind", fail)
+    monkeypatch.setattr(native, "isa", fail)
+    monkeypatch.setattr(native, "_functions", {})
+    with pytest.raises(gqc.LibraryError, match="cannot be loaded"):
+        compiled(rows())
+    monkeypatch.undo()
+    assert_same(eager, compiled, rows())
+    assert not gqc.state_of(compiled).fallbacks
 
 
 # ---- numbers that are not finite

@@ -13,7 +13,7 @@ from gqc.capture.graphs import adapter_of
 from gqc.capture.inputs import substitute
 from gqc.capture.modules import StateChange, location_of
 from gqc.capture.record import Captured, Recording
-from gqc.errors import CaptureError, InputError
+from gqc.errors import CaptureError, InputError, LibraryError
 from gqc.generators import generators_kept
 
 _MAX_ATTEMPTS = 32
@@ -59,7 +59,7 @@ def capture(
         try:
             captured = recording.run()
             stale = captured.guards.check(recording.call.flat, recording.call.strided)
-        except InputError:
+        except (InputError, LibraryError):
             raise
         except Exception as error:
             if first and isinstance(error, StateChange):

@@ -27,7 +27,7 @@ from gqc.capture.attribute_path import AttributePath
 from gqc.capture.example import Example, real_tensors, storage_key
 from gqc.capture.islands import AutocastCall, Closed, FunctionCall, Island
 from gqc.capture.sizes import Sizes, dynamic_axes
-from gqc.errors import CaptureError
+from gqc.errors import CaptureError, LibraryError
 
 _OPERATORS = {
     getattr(Tensor, f"__{name.rstrip('_')}__"): getattr(operator, name)
@@ -283,7 +283,7 @@ class Tracer(TorchFunctionMode):
         closed = Closed(target, *pytree.tree_map_only(Tensor, self._as_fake, (args, kwargs)))
         try:
             out = self.record(closed, closed.operands, {})
-        except CaptureError:
+        except (CaptureError, LibraryError):
             raise
         except Exception as error:
             reason = f"{type(error).__name__} on symbolic sizes: {error}"

@@ -15,7 +15,7 @@ from cuda.bindings import driver
 from cuda.core import Device, Kernel, ObjectCode, Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
 
-from gqc.errors import KernelError
+from gqc.errors import KernelError, LibraryError
 from gqc.runtime.cuda.fatbin import split
 from gqc.runtime.cuda.origin import FATBIN, fatbin, routes, sources
 
@@ -27,7 +27,7 @@ def load(device: Device) -> dict[str, Kernel]:
         device: the current one.
 
     Raises:
-        KernelError: there is no code for this device, with what was tried.
+        LibraryError: there is no code for this device, with what was tried.
     """
     problems = []
     for route in routes():
@@ -36,7 +36,7 @@ def load(device: Device) -> dict[str, Kernel]:
             return {name: kernel for code in codes for name, kernel in _kernels(code)}
         except Exception as error:  # cuda.core's own is derived from nothing else
             problems.append(f"{route}: {error}")
-    raise KernelError(f"gqc has no CUDA kernels for {device.name} (sm_{device.arch}). {'; '.join(problems)}")
+    raise LibraryError(f"gqc has no CUDA kernels for {device.name} (sm_{device.arch}). {'; '.join(problems)}")
 
 
 def _from_fatbin() -> list[ObjectCode]:

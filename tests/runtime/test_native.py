@@ -13,7 +13,7 @@ import torch
 
 import gqc
 from csrc.build import compiler
-from gqc.errors import KernelError
+from gqc.errors import KernelError, LibraryError
 from gqc.runtime import native
 from gqc.runtime.kernels import pointer
 
@@ -43,9 +43,10 @@ def test_an_unknown_instruction_set_names_those_that_exist() -> None:
 
 
 def test_a_model_is_not_compiled_for_an_unknown_one() -> None:
-    refused = run_python("import gqc, torch; gqc.compile(torch.nn.Linear(2, 2))", GQC_ISA="avx1024")
+    code = "import gqc, torch; gqc.compile(torch.nn.Linear(2, 2))(torch.ones(1, 2))"
+    refused = run_python(code, GQC_ISA="avx1024")
     assert refused.returncode != 0
-    assert "KernelError: GQC_ISA='avx1024': this processor and build have portable" in refused.stderr
+    assert "LibraryError: GQC_ISA='avx1024': this processor and build have portable" in refused.stderr
     assert ", ".join(native.isas()) in refused.stderr
 
 
@@ -96,6 +97,16 @@ def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(native, "_LIBRARY", tmp_path / "libgqc_cpu.so")
     with pytest.raises(KernelError, match=r"python setup\.py build_ext --inplace"):
         native._library.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"), [(b"out of memory for scratch space", LibraryError), (b"a label is wrong", KernelError)]
+)
+def test_a_lack_of_memory_is_the_librarys_and_bad_arguments_are_the_callers(refusal, kind, monkeypatch) -> None:
+    monkeypatch.setattr(native, "_functions", {"absmax": lambda *_: refusal})
+    with pytest.raises(KernelError, match=f"gqc kernel absmax: {refusal.decode()}") as raised:
+        native.run("absmax")
+    assert raised.type is kind
 
 
 def test_a_library_without_a_kernel_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
