@@ -120,7 +120,8 @@ def _spmm_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def _spmm_arguments(node: fx.Node, quantized: Quantized) -> Arguments:
-    # Edge weights stay float: one int8 scale over all attention weights rounds those of a hub's edges to nothing.
+    # Edge weights stay float: one scale over all attention weights, with a sign or without, rounds those of a hub's
+    # edges to nothing (docs/passes.md).
     relation, op, nodes, edges, *rows = node.args
     return (relation, op, *quantized(nodes), edges, None, _dtype(node), *rows)  # type: ignore[arg-type]
 

@@ -104,6 +104,25 @@ def test_a_nan_scale_makes_all_results_nan(backend: str, op: str) -> None:
     assert absmax.isnan()
 
 
+@pytest.mark.parametrize("steps", [127, 255])
+def test_eight_bits_lose_the_attention_of_a_hub(steps: int) -> None:
+    """Why weights of edges stay float: one edge of weight 1 sets the step for a hub's weights of 1/2000."""
+    edges, width = 2000, 64
+    dst = torch.cat([torch.zeros(edges, dtype=torch.int64), torch.ones(1, dtype=torch.int64)])
+    g = from_edges(torch.arange(edges + 1), dst, edges + 1, 2)
+    attention = torch.cat([torch.randn(edges).softmax(0), torch.ones(1)]).unsqueeze(1)
+    rounded = (attention * steps + torch.rand_like(attention)).floor().clamp(max=steps) / steps
+    rows = torch.randn(edges + 1, width)
+    u, scale = gqc.quantize(rows, None, torch.tensor([7, 0]), 0, 8, True)
+    want = (attention.double() * rows)[:edges].sum(0)
+
+    def error(weights: torch.Tensor) -> float:
+        return float((gqc.qspmm(g, "mul", u, scale, weights, None, torch.float32)[0][0] - want).norm() / want.norm())
+
+    assert error(attention) < 0.04
+    assert error(rounded) > 0.5
+
+
 def test_an_all_zero_operand_gives_zero() -> None:
     g = graph("random")
     out, absmax = gqc.qspmm(
