@@ -67,7 +67,7 @@ SIGNATURES = {
     "mm": "ppiiiiipiiip",
     "mm_pointwise": "pipiiiipipiiipppp",
     # typed_spmm
-    "typed_spmm": "iipppiiippiiipp",
+    "typed_spmm": "iippppiiippiiipp",
     "typed_spmm_bwd_b": "iipppiipppp",
     "qtyped_spmm": "iippppiiippppipipp",
     "qtyped_spmm_bwd_b": "iipppiippppipp",

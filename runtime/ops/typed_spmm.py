@@ -2,7 +2,7 @@
 edge's type (Schlichtkrull et al., ESWC 2018, equation 2, without its self-loop).
 
 On the CPU no message is in memory: a thread keeps the sums of a block of destinations in its cache and adds to them the
-products of the edges of one type after the other.
+products of the edges of one type after the other. Those of a node with very many threads share.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def _typed_spmm(g: list[Tensor], u: Tensor, b: Tensor, types: Tensor, e: Tensor 
         kernels.run(
             out,
             "typed_spmm",
-            *(is_int64(g), b.shape[0], *_addresses(edges), num_dst(g), b.shape[2], b.shape[1]),
+            *(is_int64(g), b.shape[0], *_addresses(edges), g[CSC_INDPTR].data_ptr()),
+            *(num_dst(g), b.shape[2], b.shape[1]),
             *(values.data_ptr(), matrices.data_ptr(), *matrices.stride(), address(weights), out.data_ptr()),
         )
     return out.to(u.dtype)

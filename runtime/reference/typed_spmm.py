@@ -10,6 +10,9 @@ from torch import Tensor
 from gqc.runtime.reference.segment_mm import gather_mm
 from gqc.runtime.relation import CSC_EIDS, DST, SRC, num_dst
 
+PART = 8192
+"""Edges into one node whose weighted sum comes before it is added to others."""
+
 
 def typed_spmm(g: Sequence[Tensor], u: Tensor, b: Tensor, types: Tensor, e: Tensor | None = None) -> Tensor:
     """``out[v]`` is the sum of ``e * (u[src] @ b[type])`` over the in-edges of v (Schlichtkrull et al., ESWC 2018).
@@ -55,7 +58,8 @@ def qtyped_spmm(
     """:func:`typed_spmm` of ``q * scale``; the scales are taken out of the sums.
 
     Sums are exact without weights. Else each exact product is rounded to float32, times its weight, and added in the
-    order of types and, within one, of the in-edges of a node.
+    order of types and, within one, of the in-edges of a node; :data:`PART` of a node at a time, whose sums are then
+    added in order.
 
     Returns:
         out in ``dtype``, its 0-dim float32 absmax.
@@ -64,10 +68,15 @@ def qtyped_spmm(
         return _scaled(typed_spmm(g, u.long(), b.long(), types), u_scale * b_scale, dtype)
     order = g[CSC_EIDS][types[g[CSC_EIDS].long()].argsort(stable=True)].long()
     messages = gather_mm(u.long().index_select(0, g[SRC]), b.long(), types).float() * e.float().reshape(-1, 1)
-    sums = messages.new_zeros(num_dst(g), b.shape[2])
-    for edge in order.tolist():
-        sums[int(g[DST][edge])] += messages[edge]
-    return _scaled(sums, u_scale * b_scale, dtype)
+    sums, part = (messages.new_zeros(num_dst(g), b.shape[2]) for _ in range(2))
+    left = [PART] * num_dst(g)
+    for edge, node in zip(order.tolist(), g[DST][order].tolist(), strict=True):
+        part[node] += messages[edge]
+        left[node] -= 1
+        if not left[node]:
+            sums[node] += part[node]
+            part[node], left[node] = 0, PART
+    return _scaled(sums + part, u_scale * b_scale, dtype)
 
 
 def qtyped_spmm_bwd_b(

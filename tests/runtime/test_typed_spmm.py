@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from tests.runtime.graph_cases import (
     on_all_backends,
     quantized,
 )
+from tests.runtime.test_gat import hubs
 
 GAINING_ISAS = ("avxvnni", "amx")
 gqc = torch.ops.gqc
@@ -110,9 +113,10 @@ def test_weights_of_edges(backend: str, shape: tuple[int, ...]) -> None:
     assert_same(gqc.qtyped_spmm(*arguments), reference.qtyped_spmm(*arguments), backend)
 
 
-def test_sums_of_a_hub_do_not_overflow(isa: str) -> None:
+@pytest.mark.parametrize(("edges", "width"), [(3000, 100), (20_000, 15)])
+def test_sums_of_a_hub_do_not_overflow(isa: str, edges: int, width: int) -> None:
     """270,000 products of 127 * 127 and more do not fit an int32."""
-    edges, sources, width = 3000, 5, 100
+    sources = 5
     dst = torch.where(torch.arange(edges) % 10 == 0, torch.arange(edges) % 70, 33)
     g = from_edges(torch.randint(0, sources, (edges,)), dst, sources, 70)
     scale = torch.tensor(1.0)
@@ -123,6 +127,24 @@ def test_sums_of_a_hub_do_not_overflow(isa: str) -> None:
     assert got[33, 0] == want.float()
     assert want < -(2**31)
     assert_same(gqc.qtyped_spmm(*arguments), reference.qtyped_spmm(*arguments), isa)
+
+
+@pytest.mark.parametrize("types", [1, 40])
+def test_a_hub_is_added_up_in_parts(types: int) -> None:
+    g = hubs()
+    by, weights = random_types(g, types), features(g, "e", (1,))
+    u, b = quantized(g, "u", (21,)), int8_stack(types, 21, 37)
+    for e in (None, weights):
+        arguments = (g, *u, *b, by, e, torch.float32)
+        want = reference.qtyped_spmm(*arguments)
+        for got in on_all_backends(lambda arguments=arguments: gqc.qtyped_spmm(*arguments), native.isas()):
+            assert_same(got, want, "")
+    assert_same_with_gradients(
+        lambda u, b, e: gqc.typed_spmm(g, u, b, by, e),
+        lambda u, b, e: reference.typed_spmm(g, u, b, by, e),
+        [features(g, "u", (21,)), torch.randn(types, 21, 37), weights],
+        1e-4,
+    )
 
 
 def test_gradient_of_a_type_with_many_edges_does_not_overflow(isa: str) -> None:
@@ -137,8 +159,9 @@ def test_gradient_of_a_type_with_many_edges_does_not_overflow(isa: str) -> None:
     assert not got[1].any()
 
 
-def test_results_depend_on_no_thread_count_or_instruction_set() -> None:
-    g = large_graph()
+@pytest.mark.parametrize("make", [large_graph, hubs])
+def test_results_depend_on_no_thread_count_or_instruction_set(make: Callable[[], list[Tensor]]) -> None:
+    g = make()
     types = random_types(g, 5)
     u, grad, b = quantized(g, "u", (65,)), quantized(g, "v", (40,)), int8_stack(5, 65, 40)
     isas = native.isas()

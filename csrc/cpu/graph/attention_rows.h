@@ -51,6 +51,19 @@ __attribute__((noinline)) void softmax_of_row(const HeadScratch& scratch, const 
     sum.store(total);
 }
 
+// Brings the softmax of some edges to a common largest logit with that of others, given by the same two values a head:
+// what was weighed with the one is multiplied with `of_these` then, the rest with `of_others`.
+inline void join_softmax(int64_t heads, float* largest, float* total, const float* largest_of_others,
+                         const float* total_of_others, float* of_these, float* of_others) {
+    for (int64_t h = 0; h < heads; ++h) {
+        const float here = largest_of_others[h], most = larger(here, largest[h]);
+        of_these[h] = exp_of_negative<1>(largest[h] - most);
+        of_others[h] = exp_of_negative<1>(here - most);
+        largest[h] = most;
+        total[h] = total[h] * of_these[h] + total_of_others[h] * of_others[h];
+    }
+}
+
 // The sums over edges of a * d, a * s and a * d * s, each for all heads, where a is the attention before it is divided
 // by its sum, d its gradient and s the slope of the leaky ReLU. Where `weights` is not null they become a and
 // `gradients` a * d. Takes 5 slots.

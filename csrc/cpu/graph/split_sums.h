@@ -2,14 +2,11 @@
 #pragma once
 
 #include "common/buffer.h"
+#include "cpu/graph/long_rows.h"
 #include "cpu/graph/row_sums.h"
 #include "cpu/graph/rows.h"
 
 namespace gqc::GQC_ISA {
-
-// Entries of a part; longer rows are split, whatever the number of threads, on which no sum depends then. Sums of so
-// many products of int8 are exact in int32.
-constexpr int64_t kSplit = 8192;
 
 // An element of the sums of a part, int32 or float.
 union Partial {
@@ -67,17 +64,17 @@ template <typename Index>
 class SplitSums {
   public:
     SplitSums(int64_t threads, Rows<Index> rows, const PartSums& sums, int64_t width)
-        : rows_(rows), sums_(sums), width_(width), count_(count_long()), long_(count_ + 1), values_(count_ * width) {
-        if (count_) ok_ = long_.ok() && values_.ok() && add_up(threads);
+        : sums_(sums), width_(width), long_(rows, kSplit), values_(long_.count() * width) {
+        ok_ = values_.ok() && !for_long_rows<Worker>(threads, long_, width, Job{sums, width, long_, values_.get()});
     }
 
     bool ok() const { return ok_; }
 
     void operator()(int64_t first, int64_t last, float* to) const {
-        if (count_ == 0) return sums_.rows(first, last, to);
+        if (long_.count() == 0) return sums_.rows(first, last, to);
         for (int64_t v = first, next; v < last; v = next) {
-            const int64_t i = next_long(v);
-            next = i < count_ && long_[i].row < last ? long_[i].row : last;
+            const int64_t i = long_.next(v);
+            next = long_.row(i) < last ? long_.row(i) : last;
             sums_.rows(v, next, to);
             to += (next - v) * width_;
             if (next == last) return;
@@ -88,65 +85,30 @@ class SplitSums {
     }
 
   private:
-    struct Long {
-        int64_t row, first_part;
+    struct Job {
+        using Partial = GQC_ISA::Partial;
+        const PartSums& sums;
+        const int64_t width;
+        const LongRows<Index>& rows;
+        float* values;
+
+        int64_t partial_size() const { return width; }
     };
 
-    int64_t entries(int64_t v) const { return rows_.indptr[v + 1] - rows_.indptr[v]; }
-    int64_t parts_of(int64_t v) const { return (entries(v) + kSplit - 1) / kSplit; }
-
-    int64_t count_long() const {
-        int64_t count = 0;
-        for (int64_t v = 0; v < rows_.count; ++v) count += entries(v) > kSplit;
-        return count;
-    }
-
-    // The first long row from v on.
-    int64_t next_long(int64_t v) const {
-        int64_t low = 0, high = count_;
-        while (low < high) {
-            const int64_t middle = (low + high) / 2;
-            if (long_[middle].row < v)
-                low = middle + 1;
-            else
-                high = middle;
+    struct Worker {
+        explicit Worker(const Job& job) : job(job) {}
+        bool ok() const { return true; }
+        void part(int64_t, int64_t begin, int64_t end, Partial* to) const { job.sums.part(begin, end, to); }
+        void join(int64_t v, const Partial* parts, int64_t count) const {
+            job.sums.join(parts, count, job.values + job.rows.next(v) * job.width);
         }
-        return low;
-    }
 
-    bool add_up(int64_t threads) const {
-        int64_t parts = 0;
-        for (int64_t v = 0, i = 0; i < count_; ++v) {
-            if (entries(v) <= kSplit) continue;
-            long_[i++] = {v, parts};
-            parts += parts_of(v);
-        }
-        const Buffer<Partial> partials(parts * width_);
-        const Buffer<int32_t> row_of(parts);
-        if (!partials.ok() || !row_of.ok()) return false;
-        for (int64_t i = 0; i < count_; ++i)
-            for (int64_t part = 0; part < parts_of(long_[i].row); ++part)
-                row_of[long_[i].first_part + part] = static_cast<int32_t>(i);
-#pragma omp parallel num_threads(team(threads, parts * kSplit * width_))
-        {
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t part = 0; part < parts; ++part) {
-                const Long& row = long_[row_of[part]];
-                const int64_t begin = rows_.indptr[row.row] + (part - row.first_part) * kSplit;
-                const int64_t row_end = rows_.indptr[row.row + 1];
-                sums_.part(begin, begin + kSplit < row_end ? begin + kSplit : row_end, &partials[part * width_]);
-            }
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < count_; ++i)
-                sums_.join(&partials[long_[i].first_part * width_], parts_of(long_[i].row), &values_[i * width_]);
-        }
-        return true;
-    }
+        const Job& job;
+    };
 
-    const Rows<Index> rows_;
     const PartSums& sums_;
-    const int64_t width_, count_;
-    const Buffer<Long> long_;
+    const int64_t width_;
+    const LongRows<Index> long_;
     const Buffer<float> values_;
     bool ok_ = true;
 };

@@ -31,6 +31,7 @@ struct Gat {
     int32_t* absmax;
 
     // Sums, then the largest logit and the sum of exponentials of each head.
+    using Partial = float;
     int64_t partial_size() const { return sums.size() + 2 * sums.heads; }
 };
 
@@ -96,13 +97,7 @@ class GatWorker {
         std::memcpy(total, partials + size + heads_, static_cast<size_t>(heads_) * sizeof(float));
         for (int64_t part = 1; part < parts; ++part) {
             const float* const added = partials + part * job_.partial_size();
-            for (int64_t h = 0; h < heads_; ++h) {
-                const float here = added[size + h], most = larger(here, largest[h]);
-                old[h] = exp_of_negative<1>(largest[h] - most);
-                of_added[h] = exp_of_negative<1>(here - most);
-                largest[h] = most;
-                total[h] = total[h] * old[h] + added[size + heads_ + h] * of_added[h];
-            }
+            join_softmax(heads_, largest, total, added + size, added + size + heads_, old, of_added);
             job_.sums.join(partials, old, added, of_added);
         }
         for (int64_t h = 0; h < heads_; ++h) factors_[h] = job_.scale / total[h];

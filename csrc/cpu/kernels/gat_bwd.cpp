@@ -49,6 +49,7 @@ struct GatBwd {
 template <typename U, typename G, typename Index>
 struct ByDestination {
     const GatBwd<U, G, Index>& of;
+    using Partial = float;
     int64_t partial_size() const { return 3 * of.heads + 2 * of.d_queries->size(); }
 };
 
@@ -202,6 +203,7 @@ template <typename U, typename G, typename Index>
 struct BySource {
     const GatBwd<U, G, Index>& of;
     // Sums of the gradient of u, then the gradient of el, then sums of that of keys.
+    using Partial = float;
     int64_t partial_size() const { return of.sums.size() + of.heads + of.d_keys->size(); }
 };
 

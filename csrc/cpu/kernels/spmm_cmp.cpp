@@ -4,6 +4,51 @@
 #include "cpu/graph/best_rows.h"
 
 namespace gqc::GQC_ISA {
+namespace {
+
+template <typename Index>
+struct RoutedGradients {
+    Rows<Index> rows;
+    const Index* eids;
+    const int64_t* arg;
+    const float* grad;
+    int64_t width;
+    float* out;
+
+    using Partial = float;
+    int64_t partial_size() const { return 0; }
+};
+
+// Clears the rows of edges, then puts gradients there.
+template <typename Index>
+struct RoutingWorker {
+    explicit RoutingWorker(const RoutedGradients<Index>& job) : job(job) {}
+    bool ok() const { return true; }
+
+    void rows(int64_t first, int64_t last) const {
+        for (int64_t v = first; v < last; ++v) {
+            clear(job.rows.indptr[v], job.rows.indptr[v + 1]);
+            route(v);
+        }
+    }
+    void part(int64_t, int64_t begin, int64_t end, float*) const { clear(begin, end); }
+    void join(int64_t v, const float*, int64_t) const { route(v); }
+
+    void clear(int64_t begin, int64_t end) const {
+        for (int64_t p = begin; p < end; ++p) {
+            std::memset(job.out + static_cast<int64_t>(job.eids[p]) * job.width, 0,
+                        static_cast<size_t>(job.width) * sizeof(float));
+        }
+    }
+    void route(int64_t v) const {
+        for (int64_t i = v * job.width; i < (v + 1) * job.width; ++i)
+            if (job.arg[i] >= 0) job.out[job.arg[i] * job.width + i - v * job.width] = job.grad[i];
+    }
+
+    const RoutedGradients<Index>& job;
+};
+
+}  // namespace
 
 // out[v] = max (or min) over the entries p of row v of x[x_rows[p]], arg[v] = eids[p] of the best one; 0 and -1 for an
 // empty row. x has rows of `width` floats or, where scale is not null, int8 values of that scale.
@@ -14,22 +59,17 @@ GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t 
         using Index = decltype(index);
         const auto best = [&](auto order, auto value) {
             using T = decltype(value);
-            BestRows<decltype(order), T, Index>{threads,
-                                                {static_cast<const Index*>(indptr), rows},
-                                                static_cast<const Index*>(eids),
-                                                {static_cast<const T*>(x), static_cast<const Index*>(x_rows)},
-                                                width,
-                                                scale ? *scale : 1.0f,
-                                                out,
-                                                arg}
-                .run();
+            const BestRows<decltype(order), T, Index> job{{static_cast<const Index*>(indptr), rows},
+                                                          static_cast<const Index*>(eids),
+                                                          {static_cast<const T*>(x), static_cast<const Index*>(x_rows)},
+                                                          width,
+                                                          scale ? *scale : 1.0f,
+                                                          out,
+                                                          arg};
+            return for_split_rows<BestRowsWorker<decltype(order), T, Index>>(threads, job.rows, width, job);
         };
-        if (is_max) {
-            scale ? best(Max(), int8_t()) : best(Max(), float());
-        } else {
-            scale ? best(Min(), int8_t()) : best(Min(), float());
-        }
-        return nullptr;
+        if (is_max) return scale ? best(Max(), int8_t()) : best(Max(), float());
+        return scale ? best(Min(), int8_t()) : best(Min(), float());
     });
 }
 
@@ -38,21 +78,9 @@ GQC_KERNEL(spmm_cmp_bwd)(int64_t threads, int64_t is_int64, int64_t rows, int64_
                          const void* eids, const int64_t* arg, const float* grad, int64_t width, float* out) {
     return with_index(is_int64, [&](auto index) -> Error {
         using Index = decltype(index);
-        const Rows<Index> matrix{static_cast<const Index*>(indptr), rows};
-        const Index* edge = static_cast<const Index*>(eids);
-        for_row_ranges(threads, matrix, width, [&](int64_t first, int64_t last) {
-            for (int64_t v = first; v < last; ++v) {
-                for (int64_t p = matrix.indptr[v]; p < matrix.indptr[v + 1]; ++p) {
-                    std::memset(out + static_cast<int64_t>(edge[p]) * width, 0,
-                                static_cast<size_t>(width) * sizeof(float));
-                }
-                for (int64_t f = 0; f < width; ++f) {
-                    const int64_t winner = arg[v * width + f];
-                    if (winner >= 0) out[winner * width + f] = grad[v * width + f];
-                }
-            }
-        });
-        return nullptr;
+        const RoutedGradients<Index> job{
+            {static_cast<const Index*>(indptr), rows}, static_cast<const Index*>(eids), arg, grad, width, out};
+        return for_split_rows<RoutingWorker<Index>>(threads, job.rows, width, job);
     });
 }
 

@@ -11,18 +11,21 @@
 #include "cpu/typed/int8_sums.h"
 
 namespace gqc::GQC_ISA {
-// Edges by type, then by destination: src, dst of the index type, starts: types + 1 int64. u: [sources, k]; b: [types,
-// k, n] with strides; weights: of edges in their order here, or null; out: [destinations, n].
+// Edges by type, then by destination: src, dst of the index type, starts: types + 1 int64; indptr: of the destinations'
+// in-edges. u: [sources, k]; b: [types, k, n] with strides; weights: of edges in their order here, or null; out:
+// [destinations, n].
 GQC_KERNEL(typed_spmm)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
-                       const void* dst, int64_t destinations, int64_t n, int64_t k, const float* u, const float* b,
-                       int64_t type_stride, int64_t k_stride, int64_t n_stride, const float* weights, float* out) {
-    const FloatStack stack(types, {destinations, n, k}, b, {type_stride, k_stride, n_stride});
+                       const void* dst, const void* indptr, int64_t destinations, int64_t n, int64_t k, const float* u,
+                       const float* b, int64_t type_stride, int64_t k_stride, int64_t n_stride, const float* weights,
+                       float* out) {
+    const Shape shape{destinations, n, k};
+    const FloatStack stack(types, shape, b, {type_stride, k_stride, n_stride});
     if (!stack.ok()) return kOutOfMemory;
     return with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
         using Index = typename std::decay_t<decltype(edges)>::Id;
+        const Rows<Index> rows{static_cast<const Index*>(indptr), destinations};
         uint32_t largest;
-        return for_typed_blocks<FloatSums<Index>>(threads, edges, destinations, n * k,
-                                                  FloatJob<Index>{edges, {destinations, n, k}, u, weights, stack, out},
+        return for_typed_blocks<FloatSums<Index>>(threads, FloatJob<Index>{edges, rows, shape, u, weights, stack, out},
                                                   &largest);
     });
 }
@@ -37,10 +40,9 @@ GQC_KERNEL(typed_spmm_bwd_b)(int64_t threads, int64_t is_int64, int64_t types, c
     });
 }
 
-// As typed_spmm on int8 values u and b, the latter [types, k, n], or [types, n, k] where trans_b; indptr: of the
-// destinations' in-edges; k is at most kExactProducts. Without
-// weights sums are exact, with them products are rounded to float, weighted and added in order. out = float(sum) *
-// (u_scale * b_scale), rounded to `dtype`; absmax: largest magnitude in out.
+// As typed_spmm on int8 values u and b, the latter [types, k, n], or [types, n, k] where trans_b; k is at most
+// kExactProducts. Without weights sums are exact, with them products are rounded to float, weighted and added in order,
+// in parts of kSplit. out = float(sum) * (u_scale * b_scale), rounded to `dtype`; absmax: largest magnitude in out.
 GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const int64_t* starts, const void* src,
                         const void* dst, const void* indptr, int64_t destinations, int64_t n, int64_t k,
                         const int8_t* u, const float* u_scale, const int8_t* b, const float* b_scale, int64_t trans_b,
@@ -54,7 +56,7 @@ GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const 
         error = with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
             using Index = typename std::decay_t<decltype(edges)>::Id;
             const Int8Job<Index, Out> job{edges,
-                                          static_cast<const Index*>(indptr),
+                                          {static_cast<const Index*>(indptr), destinations},
                                           shape,
                                           u,
                                           stack,
@@ -62,8 +64,7 @@ GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const 
                                           *u_scale * *b_scale,
                                           {values, n, {nullptr, n}, is_streamed(destinations * n * sizeof(Out))}};
             uint32_t largest = 0;
-            const Error failed =
-                for_typed_blocks<Int8Sums<Index, Out>>(threads, edges, destinations, n * k, job, &largest);
+            const Error failed = for_typed_blocks<Int8Sums<Index, Out>>(threads, job, &largest);
             *absmax = rounded_to<Out>(float_of(largest));
             return failed;
         });

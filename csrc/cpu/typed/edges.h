@@ -58,14 +58,21 @@ inline void gather_rows(const T* data, int64_t width, const Index* rows, int64_t
     }
 }
 
-// The destinations of one block, whose sums a thread keeps in its cache: enough that each type has some edges into it,
-// since products take a tile of rows at a time.
-inline int64_t destinations_of_block(int64_t destinations, int64_t edges, int64_t types) {
-    constexpr int64_t kLeast = 64, kMost = 1024, kEdges = 4096, kEdgesOfType = 32;
-    const int64_t wanted = types * kEdgesOfType > kEdges ? types * kEdgesOfType : kEdges;
-    const double fair =
-        static_cast<double>(wanted) * static_cast<double>(destinations) / static_cast<double>(edges + 1);
-    return fair < kLeast ? kLeast : fair > kMost ? kMost : static_cast<int64_t>(fair);
-}
+// How destinations are cut into `parts`, of about the same number of edges, and these into blocks of at most `size`,
+// whose sums a thread keeps in its cache: enough that each type has some edges into a block, since products take a tile
+// of rows at a time.
+struct BlocksOfDestinations {
+    int64_t size, parts;
+
+    BlocksOfDestinations(int64_t destinations, int64_t edges, int64_t types) {
+        constexpr int64_t kLeast = 64, kMost = 1024, kEdges = 4096, kEdgesOfType = 32;
+        const int64_t wanted = types * kEdgesOfType > kEdges ? types * kEdgesOfType : kEdges;
+        const double fair =
+            static_cast<double>(wanted) * static_cast<double>(destinations) / static_cast<double>(edges + 1);
+        size = fair < kLeast ? kLeast : fair > kMost ? kMost : static_cast<int64_t>(fair);
+        const int64_t by_size = (destinations + size - 1) / size, by_edges = edges / (2 * wanted) + 1;
+        parts = by_size > by_edges ? by_size : by_edges;
+    }
+};
 
 }  // namespace gqc::GQC_ISA

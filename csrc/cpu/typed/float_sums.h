@@ -7,13 +7,17 @@
 #include "common/buffer.h"
 #include "cpu/gemm/floats/multiply_add.h"
 #include "cpu/gemm/floats/stack.h"
+#include "cpu/graph/compressed.h"
 #include "cpu/typed/edges.h"
 
 namespace gqc::GQC_ISA {
 
 template <typename Index>
 struct FloatJob {
+    using Partial = float;
+
     TypedEdges<Index> edges;
+    Rows<Index> rows;      // the in-edges of destinations
     Shape shape;           // m: destinations
     const float* u;        // [sources, k]
     const float* weights;  // of edges, or null
@@ -56,6 +60,14 @@ class FloatSums {
         for (int64_t r = 0; r < count_; ++r)
             std::memcpy(job_.out + (first_ + r) * job_.shape.n, &sums_[r * width_],
                         static_cast<size_t>(job_.shape.n) * sizeof(float));
+    }
+
+    void save(float* partial) const {
+        std::memcpy(partial, sums_.get(), static_cast<size_t>(job_.shape.n) * sizeof(float));
+    }
+
+    void add_saved(const float* partial) {
+        for (int64_t i = 0; i < job_.shape.n; ++i) sums_[i] += partial[i];
     }
 
     uint32_t largest() const { return 0; }

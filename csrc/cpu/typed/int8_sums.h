@@ -8,6 +8,8 @@
 #include "cpu/gemm/block.h"
 #include "cpu/gemm/output.h"
 #include "cpu/gemm/values.h"
+#include "cpu/graph/compressed.h"
+#include "cpu/graph/long_rows.h"
 #include "cpu/typed/edges.h"
 #include "cpu/typed/packed_stack.h"
 
@@ -15,10 +17,16 @@ namespace gqc::GQC_ISA {
 
 template <typename Index, typename Out>
 struct Int8Job {
+    // An element of the sums of some edges, float where edges have weights.
+    union Partial {
+        int64_t exact;
+        float rounded;
+    };
+
     TypedEdges<Index> edges;
-    const Index* indptr;  // of the in-edges of destinations
-    Shape shape;          // m: destinations
-    const int8_t* u;      // [sources, k]
+    Rows<Index> rows;  // the in-edges of destinations
+    Shape shape;       // m: destinations
+    const int8_t* u;   // [sources, k]
     const PackedStack& b;
     const float* weights;  // of edges, or null
     float scale;
@@ -28,6 +36,7 @@ struct Int8Job {
 template <typename Index, typename Out>
 class Int8Sums {
     using Job = Int8Job<Index, Out>;
+    using Partial = typename Job::Partial;
 
   public:
     static constexpr int64_t kEdges = (47 / kStripRows + 1) * kStripRows;  // what one product takes
@@ -52,10 +61,10 @@ class Int8Sums {
         std::memset(sums_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(uint32_t));
         int64_t most = 0;
         for (int64_t v = v0; v < v1; ++v) {
-            const int64_t degree = job_.indptr[v + 1] - job_.indptr[v];
+            const int64_t degree = job_.rows.indptr[v + 1] - job_.rows.indptr[v];
             most = degree > most ? degree : most;
         }
-        has_hub_ = !job_.weights && most * job_.shape.k > kExactProducts;
+        has_hub_ = !job_.weights && (most > kSplit || most * job_.shape.k > kExactProducts);
         if (has_hub_) std::memset(wide_.get(), 0, static_cast<size_t>(count_ * width_) * sizeof(int64_t));
     }
 
@@ -85,6 +94,25 @@ class Int8Sums {
             with_vectors(panel.vectors, [&](auto vectors) { write_panel<vectors>(j0, panel.columns); });
         }
         worker_.complete(first_, count_);
+    }
+
+    void save(Partial* partial) {
+        if (has_hub_) empty();
+        for (int64_t i = 0; i < job_.shape.n; ++i) {
+            if (has_hub_)
+                partial[i].exact = wide_[i];
+            else
+                std::memcpy(&partial[i].rounded, &sums_[i], sizeof(float));
+        }
+    }
+
+    void add_saved(const Partial* partial) {
+        for (int64_t i = 0; i < job_.shape.n; ++i) {
+            if (has_hub_)
+                wide_[i] += partial[i].exact;
+            else
+                add_float(partial[i].rounded, &sums_[i]);
+        }
     }
 
     uint32_t largest() const { return largest_.over_lanes(); }
@@ -122,6 +150,13 @@ class Int8Sums {
                 std::memcpy(to + v * kLanes, &sum, sizeof sum);
             }
         }
+    }
+
+    static void add_float(float x, uint32_t* to) {
+        float sum;
+        std::memcpy(&sum, to, sizeof sum);
+        sum += x;
+        std::memcpy(to, &sum, sizeof sum);
     }
 
     void empty() {
