@@ -1,7 +1,7 @@
 // Adding a kernel
 // ---------------
-// 1. Put it in csrc/cpu/kernels/<family>.cpp. Each such file is compiled once per instruction set, with GQC_ISA set to
-//    portable, avx2 or avx512, and with the compiler flags of that set; test __AVX2__ or __AVX512F__ for intrinsics.
+// 1. Put it in csrc/cpu/kernels/<family>.cpp. Each such file is compiled once per instruction set of csrc/build.py,
+//    with GQC_ISA set to the set's name and with its compiler flags; test __AVX2__ or __AVX512F__ for intrinsics.
 //
 //        #include "common/kernel.h"
 //

@@ -20,8 +20,8 @@ class Random {
     uint32_t state_ = 1;
 };
 
-// Floats that are sums without rounding, of which a zero may have either sign. Results start as zeros, lest a kernel that
-// writes nothing finds those of another.
+// Floats that are sums without rounding, of which a zero may have either sign. Results start as zeros, lest a kernel
+// that writes nothing finds those of another.
 template <int64_t count>
 bool are_equal(const float (&x)[count], const float (&y)[count]) {
     for (int64_t i = 0; i < count; ++i)

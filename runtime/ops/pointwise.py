@@ -1,4 +1,4 @@
-"""Chains of elementwise operations as one op with one kernel, which interprets them (docs/pointwise.md).
+"""Chains of elementwise operations as one op with one kernel, which interprets them.
 
 A compiler would have to run on the user's machine; an interpreter that looks at an instruction once for a thousand
 elements costs no time beside reading and writing them.
