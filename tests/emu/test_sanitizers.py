@@ -58,7 +58,7 @@ def test_planted_faults_are_reported() -> None:
     assert "faulty.cu" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_kernels_of_gqc_pass() -> None:
     options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", EVERY_ACCESS)
     emulator.library(address=True)
