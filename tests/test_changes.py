@@ -165,10 +165,10 @@ def test_attributes_and_what_is_in_them() -> None:
         lambda m: setattr(m, "factor", 3),
         lambda m: setattr(m, "activation", torch.tanh),
         lambda m: m.table.mul_(2),
-        lambda m: setattr(m, "table", torch.full((8,), 3.0)),
+        lambda m: setattr(m, "table", torch.full((8,), 0.3)),
         lambda m: m.factors.append(0.1),
-        lambda m: m.named["a"].__setitem__(0, 5.0),
-        lambda m: m.tables.__setitem__(0, torch.full((8,), 4.0)),
+        lambda m: m.named["a"].__setitem__(0, 0.5),
+        lambda m: m.tables.__setitem__(0, torch.full((8,), 0.4)),
     ]
     eager, compiled = pair(Scaled())
     for change in changes:
