@@ -28,7 +28,7 @@ ON_THE_CPU = {"quantize_by_guess"}
 """Ways in which the op of another kernel runs there."""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_dry_run_finds_nothing_wrong_and_leaves_out_only_what_needs_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.gpu_check", "--dry", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
