@@ -122,16 +122,7 @@ class SumBytes {
                 high[k] += words >> 8;
             }
         }
-        Words first_half{}, second_half{};
-        for (int i = 0; i < kWords; ++i) {
-            first_half[i] = static_cast<uint16_t>(i / 2 + i % 2 * kWords);
-            second_half[i] = static_cast<uint16_t>(first_half[i] + kWords / 2);
-        }
-        for (int k = 0; k < Size; ++k) {
-            const Words low = all[k] - (high[k] << 8);
-            put(sums[k], __builtin_shuffle(low, high[k], first_half));
-            put(sums[k] + kWords, __builtin_shuffle(low, high[k], second_half));
-        }
+        for (int k = 0; k < Size; ++k) put_interleaved<kWords>(sums[k], all[k] - (high[k] << 8), high[k]);
     }
 
     const Rows<Index> rows_;

@@ -57,15 +57,7 @@ class SumHalves {
         }
         Floats even[Size] = {}, odd[Size] = {};
         add<Size>(begin, end, at, even, odd);
-        Vector<int32_t, kWidest> first_half{}, second_half{};
-        for (int i = 0; i < kWidest; ++i) {
-            first_half[i] = i / 2 + i % 2 * kWidest;
-            second_half[i] = first_half[i] + kWidest / 2;
-        }
-        for (int k = 0; k < Size; ++k) {
-            put(to + at[k], __builtin_shuffle(even[k], odd[k], first_half));
-            put(to + at[k] + kWidest, __builtin_shuffle(even[k], odd[k], second_half));
-        }
+        for (int k = 0; k < Size; ++k) put_interleaved<kWidest>(to + at[k], even[k], odd[k]);
     }
 
     template <int Size>

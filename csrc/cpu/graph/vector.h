@@ -127,6 +127,18 @@ inline void put(T* p, V x) {
     std::memcpy(p, &x, sizeof x);
 }
 
+// to[2 i] = even[i] and to[2 i + 1] = odd[i].
+template <int Lanes, typename T>
+inline void put_interleaved(T* to, Vector<T, Lanes> even, Vector<T, Lanes> odd) {
+    decltype(even < odd) first_half{}, second_half{};  // integers as wide as T
+    for (int i = 0; i < Lanes; ++i) {
+        first_half[i] = i / 2 + i % 2 * Lanes;
+        second_half[i] = first_half[i] + Lanes / 2;
+    }
+    put(to, __builtin_shuffle(even, odd, first_half));
+    put(to + Lanes, __builtin_shuffle(even, odd, second_half));
+}
+
 // magnitude() of each lane, see common/scalar.h.
 template <int Lanes>
 inline Vector<int32_t, Lanes> magnitudes(Vector<float, Lanes> x) {
