@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.random_rows import readers
 from benchmarks.timer import Timing, paired
+from gqc.runtime.relation import DST, SRC
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,16 @@ def row_readings(ceiling: str, table: Tensor, rows: Tensor) -> Group:
 def bytes_of_rows(table: Tensor, rows: Tensor) -> int:
     """What is read where each of ``rows`` names a row of ``table``."""
     return len(rows) * (table[0].nbytes + rows.element_size())
+
+
+def end_readings(name: str, table: Tensor, g: Sequence[Tensor]) -> Group:
+    """The readings of the rows at both ends of each edge of a relation: ceilings ``NAME at u`` and ``NAME at v``."""
+    return row_readings(f"{name} at u", table, g[SRC]) | row_readings(f"{name} at v", table, g[DST])
+
+
+def bytes_of_ends(name: str, table: Tensor, g: Sequence[Tensor]) -> dict[str, int]:
+    """What those read, by ceiling."""
+    return {f"{name} at u": bytes_of_rows(table, g[SRC]), f"{name} at v": bytes_of_rows(table, g[DST])}
 
 
 def copying(table: Tensor) -> Group:

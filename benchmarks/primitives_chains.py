@@ -52,10 +52,10 @@ def alone(rows: int, width: int) -> Group:
             INDUCTOR: compiled_halves(chain.function, inputs, grad),
             GQC: own_halves(chain, inputs, grad, seed),
         }
-        moved = [{"copy": 2 * x.nbytes + _saved_bytes(ways[GQC][0])}] * 2
+        moved = {"copy": 2 * x.nbytes + _saved_bytes(ways[GQC][0])}
         for half, place in (("forward", 0), ("backward", 1)):
             for way, calls in ways.items():
-                found[f"{name}, {half}, {way}"] = Contestant(calls[place], moved[place])
+                found[f"{name}, {half}, {way}"] = Contestant(calls[place], moved)
     return found
 
 

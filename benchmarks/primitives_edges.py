@@ -11,10 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.ceilings import Contestant, Group, bytes_of_rows, copying, row_readings, show
+from benchmarks.ceilings import (
+    Contestant,
+    Group,
+    bytes_of_ends,
+    bytes_of_rows,
+    copying,
+    end_readings,
+    row_readings,
+    show,
+)
 from benchmarks.graph_options import drawn, graph_parser
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
-from gqc.runtime.relation import CSC_EIDS, DST, SRC
+from gqc.runtime.relation import CSC_EIDS, SRC
 
 gqc = torch.ops.gqc
 FLOAT = torch.float32
@@ -28,33 +37,26 @@ def contestants(g: list[Tensor], nodes: int, width: int, heads: int) -> Group:
     q, q_logits = (gqc.quantize(t, None, seed, 0, 8, True) for t in (x, logits))
     softmax = gqc.edge_softmax(g, numbers)
     largest, winners = gqc.spmm_cmp(g, "copy_rhs", "max", None, numbers)
-
-    def ends(name: str, u: Tensor) -> dict[str, int]:
-        return {f"{name} at {end}": bytes_of_rows(u, g[index]) for end, index in (("u", SRC), ("v", DST))}
-
-    def readings(name: str, u: Tensor) -> Group:
-        return row_readings(f"{name} at u", u, g[SRC]) | row_readings(f"{name} at v", u, g[DST])
-
     result, by_edge = {"copy": numbers.nbytes}, bytes_of_rows(numbers, g[CSC_EIDS])
     return {
         **copying(numbers),
-        **readings("rows of int8", q[0]),
-        **readings("rows of float32", x),
-        **readings("int8 logits", q_logits[0]),
-        **readings("logits", logits),
+        **end_readings("rows of int8", q[0], g),
+        **end_readings("rows of float32", x, g),
+        **end_readings("int8 logits", q_logits[0], g),
+        **end_readings("logits", logits, g),
         **row_readings("edges by destination", numbers, g[CSC_EIDS]),
         "dot, int8": Contestant(
-            lambda: gqc.qsddmm(g, "dot", *q, *q, "u", "v", FLOAT), {**ends("rows of int8", q[0]), **result}
+            lambda: gqc.qsddmm(g, "dot", *q, *q, "u", "v", FLOAT), {**bytes_of_ends("rows of int8", q[0], g), **result}
         ),
         "dot, float32": Contestant(
-            lambda: gqc.sddmm(g, "dot", x, x, "u", "v"), {**ends("rows of float32", x), **result}
+            lambda: gqc.sddmm(g, "dot", x, x, "u", "v"), {**bytes_of_ends("rows of float32", x, g), **result}
         ),
         "add, int8": Contestant(
             lambda: gqc.qsddmm(g, "add", *q_logits, *q_logits, "u", "v", FLOAT),
-            {**ends("int8 logits", q_logits[0]), **result},
+            {**bytes_of_ends("int8 logits", q_logits[0], g), **result},
         ),
         "add, float32": Contestant(
-            lambda: gqc.sddmm(g, "add", logits, logits, "u", "v"), {**ends("logits", logits), **result}
+            lambda: gqc.sddmm(g, "add", logits, logits, "u", "v"), {**bytes_of_ends("logits", logits, g), **result}
         ),
         "softmax": Contestant(lambda: gqc.edge_softmax(g, numbers), {"edges by destination": by_edge + numbers.nbytes}),
         "softmax, backward": Contestant(

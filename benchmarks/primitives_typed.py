@@ -11,10 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.ceilings import Contestant, Group, bytes_of_rows, copying, row_readings, show
+from benchmarks.ceilings import (
+    Contestant,
+    Group,
+    bytes_of_ends,
+    bytes_of_rows,
+    copying,
+    end_readings,
+    row_readings,
+    show,
+)
 from benchmarks.graph_options import drawn, graph_parser
 from gqc.runtime import ops  # noqa: F401  registers torch.ops.gqc
-from gqc.runtime.relation import CSC_INDICES, DST, SRC
+from gqc.runtime.relation import CSC_INDICES, SRC
 
 gqc = torch.ops.gqc
 FLOAT = torch.float32
@@ -27,13 +36,9 @@ def contestants(g: list[Tensor], nodes: int, width: int, types: int) -> Group:
     q, q_grad, q_matrices = (gqc.quantize(t, None, seed, 0, 8, True) for t in (x, grad, matrices))
     products = 2 * len(sources) * width * width
 
-    def ends(form: str, u: Tensor) -> dict[str, int]:
-        return {f"{form} at {end}": bytes_of_rows(u, g[index]) for end, index in (("u", SRC), ("v", DST))}
-
     found = copying(x)
     for form, u in (("int8", q[0]), ("float32", x)):
-        found |= row_readings(f"{form} by destination", u, sources)
-        found |= row_readings(f"{form} at u", u, g[SRC]) | row_readings(f"{form} at v", u, g[DST])
+        found |= row_readings(f"{form} by destination", u, sources) | end_readings(form, u, g)
     found["torch, X W of the nodes"] = Contestant(lambda: x @ matrices[0], 2 * x.nbytes, 2 * nodes * width * width)
     found["int8"] = Contestant(
         lambda: gqc.qtyped_spmm(g, *q, *q_matrices, kinds, None, FLOAT),
@@ -46,10 +51,10 @@ def contestants(g: list[Tensor], nodes: int, width: int, types: int) -> Group:
         products,
     )
     found["int8, of the matrices"] = Contestant(
-        lambda: gqc.qtyped_spmm_bwd_b(g, *q, *q_grad, kinds, types, FLOAT), ends("int8", q[0]), products
+        lambda: gqc.qtyped_spmm_bwd_b(g, *q, *q_grad, kinds, types, FLOAT), bytes_of_ends("int8", q[0], g), products
     )
     found["float32, of the matrices"] = Contestant(
-        lambda: gqc.typed_spmm_bwd_b(g, x, grad, kinds, types, None), ends("float32", x), products
+        lambda: gqc.typed_spmm_bwd_b(g, x, grad, kinds, types, None), bytes_of_ends("float32", x, g), products
     )
     return found
 
