@@ -51,7 +51,9 @@ def rounded(x: Tensor, bits: int = 8) -> Tensor:
 def test_errors_are_those_of_rounding(bits, tolerance):
     model = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 8, bias=False))
     x = torch.randn(500, 32)
-    compiled = gqc.compile(model, bits=bits, rounding="nearest", keep_output_layer=False, min_size=0)
+    compiled = gqc.compile(
+        model, bits=bits, rounding="nearest", keep_output_layer=False, min_size=0, float_storage="fp32"
+    )
     with torch.no_grad():
         report = gqc.error_report(compiled, x)
         hidden = rounded(x, bits) @ rounded(model[0].weight, bits).t()

@@ -14,7 +14,8 @@ from gqc.runtime.relation import CSC_EIDS, DST, SRC, num_dst, num_edges, num_src
 def spmm_cmp(g: Sequence[Tensor], op: str, reduce: str, u: Tensor | None, e: Tensor | None) -> tuple[Tensor, Tensor]:
     """Largest (``reduce="max"``) or smallest (``"min"``) message of each destination, and the edge that it came by.
 
-    Of equal messages the one at the last CSC position wins, as in DGL's float32 kernels; NaN wins over every number.
+    Of equal messages the one at the last CSC position wins, as in DGL's float32 kernels for AVX-512 (without AVX-512 it
+    is the first there); NaN wins over every number.
 
     Returns:
         out ``[Nd, *F]``, 0 where a node has no in-edges; arg ``[Nd, *F]``, int64 edge id, -1 where none.

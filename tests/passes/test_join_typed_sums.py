@@ -112,7 +112,9 @@ def test_types_may_change_between_calls(inputs) -> None:
     model = Layers()
     compiled = gqc.compile(copy.deepcopy(model), bits=32)
     for other in (types, types.flip(0)):
-        torch.testing.assert_close(step(compiled, (graph, x, other)), step(model, (graph, x, other)))
+        torch.testing.assert_close(
+            step(compiled, (graph, x, other)), step(model, (graph, x, other)), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_messages_that_are_read_elsewhere_stay(inputs) -> None:

@@ -69,5 +69,5 @@ def test_values_and_gradients(model, count, input_grad):
             out = m(leaf, degree)
             out.sin().sum().backward()
             results.append((out.detach(), m.weight.grad, leaf.grad))
-        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
     assert moved(compiled) == count

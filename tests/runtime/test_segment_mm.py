@@ -24,13 +24,17 @@ def with_gradients(product: Callable[..., Tensor], a: Tensor, b: Tensor, third: 
     return [out, *torch.autograd.grad((out * weight).sum(), (a, b))]
 
 
+def assert_near(got: list[Tensor], want: list[Tensor]) -> None:
+    torch.testing.assert_close(got, [x.float() for x in want], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("lengths", RUNS, ids=str)
 @pytest.mark.parametrize("seg_dtype", [torch.int32, torch.int64])
 def test_segment_mm_and_its_gradients(backend: str, lengths: list[int], seg_dtype: torch.dtype) -> None:
     seglen = torch.tensor(lengths, dtype=seg_dtype)
     a, b = torch.randn(sum(lengths), 6), torch.randn(len(lengths), 6, 4)
     got = with_gradients(gqc.segment_mm, a, b, seglen)
-    torch.testing.assert_close(got, with_gradients(reference.segment_mm, a, b, seglen))
+    assert_near(got, with_gradients(reference.segment_mm, a.double(), b.double(), seglen))
 
 
 @pytest.mark.parametrize("is_sorted", [True, False])
@@ -41,7 +45,7 @@ def test_gather_mm_and_its_gradients(backend: str, rows: int, is_sorted: bool, i
     index = index.sort().values if is_sorted else index
     a, b = torch.randn(rows, 6), torch.randn(5, 6, 4)
     got = with_gradients(gqc.gather_mm, a, b, index)
-    torch.testing.assert_close(got, with_gradients(reference.gather_mm, a, b, index))
+    assert_near(got, with_gradients(reference.gather_mm, a.double(), b.double(), index))
 
 
 @pytest.mark.parametrize(("inner", "columns"), [(1, 1), (3, 130), (70, 64), (65, 17)])
@@ -54,7 +58,7 @@ def test_products_of_more_than_a_tile(backend: str, inner: int, columns: int) ->
         (gqc.gather_mm, reference.gather_mm, index),
     ):
         got, want = with_gradients(product, a, b, third), with_gradients(of, a.double(), b.double(), third)
-        torch.testing.assert_close(got, [x.float() for x in want], rtol=1e-4, atol=1e-4)
+        assert_near(got, want)
 
 
 def test_half_precision_is_computed_in_float32_on_a_gpu() -> None:
@@ -86,7 +90,7 @@ def test_views_are_read_as_they_stand(backend: str) -> None:
     a, b = torch.randn(6, 10).t(), torch.randn(4, 6, 2).transpose(1, 2)[:, :, :6].transpose(1, 2)
     seglen = torch.tensor([4, 0, 1, 5])
     got = with_gradients(gqc.segment_mm, a, b, seglen)
-    torch.testing.assert_close(got, with_gradients(reference.segment_mm, a, b, seglen))
+    assert_near(got, with_gradients(reference.segment_mm, a.double(), b.double(), seglen))
     broadcast = torch.randn(1, 6).expand(10, 6)
     torch.testing.assert_close(gqc.segment_mm(broadcast, b, seglen), reference.segment_mm(broadcast, b, seglen))
 
