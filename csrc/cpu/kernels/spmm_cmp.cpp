@@ -48,6 +48,58 @@ struct RoutingWorker {
     const RoutedGradients<Index>& job;
 };
 
+// Adds numbers to elements of memory that lie anywhere: what is read is asked for in time, twice kDistance elements
+// ahead the source of a winner, kDistance ahead the element that it leads to.
+template <typename Index>
+struct WinnerSums {
+    static constexpr int64_t kDistance = 64;
+
+    const Index* source;
+    const int64_t* arg;
+    const float* grad;
+    const int64_t width;
+    float* out;
+
+    // Features begin .. end of all rows.
+    void add(int64_t rows, int64_t begin, int64_t end) const {
+        const int64_t count = rows * (end - begin);
+        Place far{begin, 0, begin, end, width}, near = far, here = far;
+        float* targets[kDistance];
+        for (int64_t i = -2 * kDistance; i < count; ++i) {
+            if (i + 2 * kDistance < count) {
+                const int64_t winner = arg[far.index()];
+                if (winner >= 0) __builtin_prefetch(source + winner);
+                far.advance();
+            }
+            if (i >= 0) {
+                if (float* const target = targets[i % kDistance]) *target += grad[here.index()];
+                here.advance();
+            }
+            if (i >= -kDistance && i + kDistance < count) {
+                const int64_t winner = arg[near.index()];
+                float* const target =
+                    winner < 0 ? nullptr : out + static_cast<int64_t>(source[winner]) * width + near.feature;
+                if (target) __builtin_prefetch(target, 1);
+                targets[(i + kDistance) % kDistance] = target;
+                near.advance();
+            }
+        }
+    }
+
+  private:
+    struct Place {
+        int64_t feature, row;
+        const int64_t begin, end, width;
+
+        int64_t index() const { return row + feature; }
+        void advance() {
+            if (++feature < end) return;
+            feature = begin;
+            row += width;
+        }
+    };
+};
+
 }  // namespace
 
 // out[v] = max (or min) over the entries p of row v of x[x_rows[p]], arg[v] = eids[p] of the best one; 0 and -1 for an
@@ -55,6 +107,7 @@ struct RoutingWorker {
 GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t rows, int64_t /*entries*/,
                      const void* indptr, const void* eids, const void* x, const void* x_rows, const float* scale,
                      int64_t width, float* out, int64_t* arg) {
+    const int64_t bytes = rows * width * static_cast<int64_t>(sizeof *out + sizeof *arg);
     return with_index(is_int64, [&](auto index) -> Error {
         using Index = decltype(index);
         const auto best = [&](auto order, auto value) {
@@ -65,7 +118,8 @@ GQC_KERNEL(spmm_cmp)(int64_t threads, int64_t is_max, int64_t is_int64, int64_t 
                                                           width,
                                                           scale ? *scale : 1.0f,
                                                           out,
-                                                          arg};
+                                                          arg,
+                                                          is_streamed(bytes)};
             return for_split_rows<BestRowsWorker<decltype(order), T, Index>>(threads, job.rows, width, job);
         };
         if (is_max) return scale ? best(Max(), int8_t()) : best(Max(), float());
@@ -97,15 +151,9 @@ GQC_KERNEL(spmm_cmp_bwd_src)(int64_t threads, int64_t is_int64, int64_t rows, in
         for (int worker = 0; worker < workers; ++worker) {
             const int64_t begin = lines * worker / workers * kLine;
             const int64_t end = worker + 1 == workers ? width : lines * (worker + 1) / workers * kLine;
-            for (int64_t u = 0; u < sources; ++u) {
-                std::memset(out + u * width + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
-            }
-            for (int64_t v = 0; v < rows; ++v) {
-                for (int64_t f = begin; f < end; ++f) {
-                    const int64_t winner = arg[v * width + f];
-                    if (winner >= 0) out[static_cast<int64_t>(source[winner]) * width + f] += grad[v * width + f];
-                }
-            }
+            const size_t bytes = static_cast<size_t>(end - begin) * sizeof(float);
+            for (int64_t u = 0; u < sources; ++u) std::memset(out + u * width + begin, 0, bytes);
+            WinnerSums<Index>{source, arg, grad, width, out}.add(rows, begin, end);
         }
         return nullptr;
     });
