@@ -123,7 +123,10 @@ def _quantize_seconds(step: Step) -> float:
 
 
 def table(title: str, records: list[Record]) -> Table:
-    """One row a contestant: median, middle half, speed-up, phases, first step and, where measured, memory."""
+    """One row a contestant: median, middle half, speed-up, phases, first step and, where measured, memory.
+
+    The peak is what the steps add to libraries and graph.
+    """
     out = Table(title=title, title_justify="left")
     out.add_column("contestant")
     headings = ["step, ms", "middle half", "speed-up", "forward", "backward", "optimizer", "quantize", "first step, s"]
@@ -138,7 +141,7 @@ def table(title: str, records: list[Record]) -> Table:
         cells += [f"{record['quantize_ms']:.1f}", f"{record['first_call_s']:.1f}"]
         if "peak_bytes" in record:
             grown = record["peak_bytes"] - record["before_bytes"]
-            cells += [f"{record['peak_bytes'] / 1e6:.0f}", f"{grown / base:.2f}x" if base else ""]
+            cells += [f"{grown / 1e6:.0f}", f"{grown / base:.2f}x" if base else ""]
         out.add_row(record["contestant"], *cells)
     return out
 
