@@ -165,6 +165,30 @@ def test_max_and_min_equal_reference(backend: str, reduce: str, shape: tuple[int
         assert torch.equal(got[1], want[1])
 
 
+@pytest.mark.parametrize("width", [15, 16, 31, 64, 100, 130, 300])
+def test_max_of_rows_with_more_entries_than_a_byte_can_number(backend: str, width: int) -> None:
+    lengths = torch.tensor([1, 0, 255, 256, 257, 600, 2])
+    dst = torch.arange(7).repeat_interleave(lengths)
+    g = from_edges(torch.randint(0, 50, dst.shape).int(), dst[torch.randperm(len(dst))].int(), 50, 7)
+    u, scale = torch.randint(-9, 10, (50, width), dtype=torch.int8), torch.tensor(0.5)
+    for reduce in ("max", "min"):
+        got, want = (f(g, reduce, u, scale, torch.float32) for f in (gqc.qspmm_cmp, reference.qspmm_cmp))
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+
+
+def test_max_of_a_result_that_goes_past_the_caches(isa: str) -> None:
+    g = from_edges(torch.randint(0, 90, (20000,)), torch.randint(0, 9000, (20000,)), 90, 9000)
+    for width in (160, 163):  # whole cache lines, and parts of them
+        u = torch.randint(-9, 10, (90, width), dtype=torch.int8)
+        got = gqc.qspmm_cmp(g, "max", u, torch.tensor(0.5), torch.float32)
+        in_floats = gqc.spmm_cmp(g, "copy_lhs", "max", u * 0.5, None)
+        want = reference.qspmm_cmp(g, "max", u, torch.tensor(0.5), torch.float32)
+        for results in (got, in_floats):
+            assert torch.equal(results[0], want[0])
+            assert torch.equal(results[1], want[1])
+
+
 def test_max_does_not_depend_on_threads_or_instruction_set() -> None:
     g = large_graph()
     u, scale = quantized(g, "u", (40,))
