@@ -1,12 +1,12 @@
 // The best of rows of int8, with a byte each for the best value and for where in the row it stands.
 #pragma once
 
+#include "cpu/graph/best.h"
 #include "cpu/graph/rows.h"
 #include "cpu/graph/vector.h"
 
 namespace gqc::GQC_ISA {
 
-// Of equal values the last in the row wins.
 template <typename Order, typename Index>
 class BestBytes {
     static constexpr int64_t kRows = 256;  // which a byte can number
@@ -64,7 +64,7 @@ class BestBytes {
         const int8_t* const first = operand_.row(part.begin, width_);
         for (int k = 0; k < Size; ++k) {
             std::memcpy(&value[k], first + at[k], sizeof value[k]);
-            position[k] = Lanes{} - static_cast<int8_t>(kRows / 2 - 1) - static_cast<int8_t>(1);
+            position[k] = Lanes{} + static_cast<int8_t>(-kRows / 2);
         }
         for (int64_t p = part.begin + 1; p < part.end; ++p) {
             const Lanes here = Lanes{} + static_cast<int8_t>(p - part.begin - kRows / 2);
@@ -75,9 +75,7 @@ class BestBytes {
                 if (k % vectors_per_line<int8_t>(Bytes) == 0) __builtin_prefetch(next + at[k]);
                 Lanes x;
                 std::memcpy(&x, from + at[k], sizeof x);
-                const auto wins = Order::wins(x, value[k]);
-                value[k] = wins ? x : value[k];
-                position[k] = wins ? here : position[k];
+                take_better<Order>(x, here, value[k], position[k]);
             }
         }
         for (int k = 0; k < Size; ++k) put_wide<Bytes>(part, value[k], position[k], values + at[k], positions + at[k]);
@@ -90,13 +88,13 @@ class BestBytes {
         put(value_bytes, value);
         put(position_bytes, position);
         for (int i = 0; i < Bytes; i += kWidest) {
-            auto best = widen<kWidest>(value_bytes + i);
-            auto at = widen<kWidest>(position_bytes + i) + static_cast<int32_t>(kRows / 2 + part.position);
+            const auto x = widen<kWidest>(value_bytes + i);
+            const auto here = widen<kWidest>(position_bytes + i) + static_cast<int32_t>(kRows / 2 + part.position);
+            auto best = x, at = here;
             if (!part.is_first) {
-                const auto before = fetch<int32_t, kWidest, 1>(values + i);
-                const auto wins = Order::wins(best, before);
-                best = wins ? best : before;
-                at = wins ? at : fetch<int32_t, kWidest, 1>(positions + i);
+                best = fetch<int32_t, kWidest, 1>(values + i);
+                at = fetch<int32_t, kWidest, 1>(positions + i);
+                take_better<Order>(x, here, best, at);
             }
             put(values + i, best);
             put(positions + i, at);

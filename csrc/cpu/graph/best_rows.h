@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/buffer.h"
+#include "cpu/graph/best.h"
 #include "cpu/graph/best_bytes.h"
 #include "cpu/graph/rows.h"
 #include "cpu/graph/split_rows.h"
@@ -10,19 +11,6 @@
 #include "cpu/stream.h"
 
 namespace gqc::GQC_ISA {
-
-struct Max {
-    template <typename V>
-    static auto wins(V x, V best) {
-        return x >= best;
-    }
-};
-struct Min {
-    template <typename V>
-    static auto wins(V x, V best) {
-        return x <= best;
-    }
-};
 
 // Of equal values the last in the row wins, as in DGL's float32 kernels for AVX-512; NaN wins over every number. Values
 // of int8 are compared as integers, and the best one is multiplied with `scale`, which is not negative.
@@ -122,9 +110,7 @@ class BestRowsWorker {
 
         // Values behind those that were taken before.
         void take(int k, Vector<Value, Lanes> x, Vector<int32_t, Lanes> here) {
-            const auto wins = Order::wins(x, value[k]) | (x != x);
-            value[k] = wins ? x : value[k];
-            position[k] = wins ? here : position[k];
+            take_better<Order>(x, here, value[k], position[k]);
         }
 
         void put_to(Value* values, int32_t* positions) const {
@@ -180,13 +166,6 @@ class BestRowsWorker {
         return best;
     }
 
-    // GCC would put vectors together of numbers that are looked up one by one, which takes longer.
-    static int64_t number_of(Index edge) {
-        int64_t number = edge;
-        __asm__("" : "+r"(number));
-        return number;
-    }
-
     // Writes what values_ and positions_ hold.
     void write(int64_t v) const {
         const int64_t width = job_.width;
@@ -196,7 +175,7 @@ class BestRowsWorker {
         for (int64_t i = 0; i < width; ++i) values[i] = static_cast<float>(values_[i]) * job_.scale;
         int64_t* const edges = job_.streamed ? edges_.get() : arg;
         const Index* const edge = job_.eids + job_.rows.indptr[v];
-        for (int64_t i = 0; i < width; ++i) edges[i] = number_of(edge[positions_[i]]);
+        for (int64_t i = 0; i < width; ++i) edges[i] = edge[positions_[i]];
         if (!job_.streamed) return;
         stream(values, width * static_cast<int64_t>(sizeof(float)), out);
         stream(edges, width * static_cast<int64_t>(sizeof(int64_t)), arg);
