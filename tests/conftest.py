@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from pathlib import Path
@@ -29,6 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest tests first."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage less often, and never search what was imported: captures make many objects and few cycles."""
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.hookimpl(optionalhook=True)
