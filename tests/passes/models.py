@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -214,7 +214,7 @@ def graph_and_features(nodes: int = 40, edges: int = 150, width: int = WIDTH) ->
 
 
 def case(model: OnRelation, dtype: torch.dtype = torch.float32, input_needs_grad: bool = False) -> Case:
-    """Build the joint graph of a model that takes a relation and node features, with symbolic numbers of both.
+    """The joint graph of a model that takes a relation and node features, with symbolic numbers of both.
 
     The passes see what a capture gives them: a flat graph whose nodes say which call and module they come from.
     """
@@ -225,10 +225,60 @@ def case(model: OnRelation, dtype: torch.dtype = torch.float32, input_needs_grad
     for number, node in enumerate(graph.graph.nodes):
         path, kind = list((node.meta.get("nn_module_stack") or {"": ("", type(model))}).values())[-1]
         node.meta["custom"] = {"gqc": {"id": number, "module": path, "type": kind.__name__}}
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    g, x = graph_and_features(37, 149)
-    fakes = [_fake(mode, t) for t in (*g, x.to(dtype).requires_grad_(input_needs_grad))]
-    return Case(model, build_joint(graph, fakes))
+    g, x = graph_and_features(37, 149)  # drawn each time: a test's data should not depend on what was built before
+    examples = [*g, x.to(dtype).requires_grad_(input_needs_grad)]
+    key = _key(graph, dtype, input_needs_grad)
+    if key is None:
+        return Case(model, _build(graph, examples)[0])
+    if key not in _built or _learned(_built[key][1]) != _built[key][2]:
+        joint, shapes = _build(graph, examples)
+        _built[key] = joint, shapes, _learned(shapes)
+    return Case(model, _copied(_built[key][0]))
+
+
+_built: dict[object, tuple[JointGraph, ShapeEnv, object]] = {}
+"""Joint graphs by what they depend on, since one takes longer to build than all passes over it."""
+
+
+def _build(graph: fx.GraphModule, examples: list[Tensor]) -> tuple[JointGraph, ShapeEnv]:
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    return build_joint(graph, [_fake(mode, t) for t in examples]), shapes
+
+
+def _key(graph: fx.GraphModule, dtype: torch.dtype, input_needs_grad: bool) -> object:
+    """Two calls with the same key have the same joint graph; None if it may hold a constant that the key does not."""
+    state = dict(graph.named_parameters(remove_duplicate=False)) | dict(graph.named_buffers(remove_duplicate=False))
+    if any(node.op == "get_attr" and node.target not in state for node in graph.graph.nodes):
+        return None
+    nodes = tuple((n.op, n.target, str((n.args, n.kwargs, n.meta["custom"]))) for n in graph.graph.nodes)
+    called = [graph.get_submodule(node.target) for node in graph.graph.find_nodes(op="call_module")]
+    modules = tuple((repr(module), module.training) for module in called)
+    tied = {id(value): name for name, value in state.items()}
+    values = tuple(
+        (name, tied[id(v)], type(v), v.shape, v.stride(), v.dtype, v.requires_grad) for name, v in state.items()
+    )
+    modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return nodes, modules, values, dtype, input_needs_grad, modes, torch.get_default_dtype()
+
+
+def _learned(shapes: ShapeEnv) -> object:
+    """What passes may have told about sizes, which the next test should not know."""
+    return len(shapes.guards), len(shapes.replacements), str(shapes.var_to_range)
+
+
+def _copied(joint: JointGraph) -> JointGraph:
+    """The same joint graph for passes to rewrite."""
+    graph, copies = fx.Graph(), {}
+    for node in joint.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].meta = {key: dict(v) if isinstance(v, dict) else v for key, v in node.meta.items()}
+    return replace(
+        joint,
+        module=fx.GraphModule(joint.module, graph),
+        placeholders=[replace(p, node=copies[p.node]) for p in joint.placeholders],
+        gradient_of=[copies[node] for node in joint.gradient_of],
+    )
 
 
 def _fake(mode: FakeTensorMode, value: Tensor) -> Tensor:
