@@ -145,17 +145,20 @@ def test_traceback_is_shown_when_asked(user: Path) -> None:
     assert isinstance(result.exception.__cause__, KeyError)
 
 
+def test_version_and_unknown_commands() -> None:
+    assert metadata.version("gqc") in run("--version").output
+    assert run("frobnicate").exit_code == 2
+
+
 def test_python_m_gqc(user: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gqc", *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
-    assert metadata.version("gqc") in call("--version").stdout
     helped = call("--help")
     assert helped.returncode == 0
     assert "rewrite" in helped.stdout
     assert "doctor" in helped.stdout
-    assert call("frobnicate").returncode == 2
     broken = call("rewrite", f"{user}:broken")
     assert broken.returncode == 1
     assert broken.stderr.startswith(f"Error: {user}:broken raised KeyError")
