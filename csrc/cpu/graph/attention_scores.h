@@ -36,14 +36,20 @@ class Scores {
     bool ok() const { return dots_.ok() && a_.ok(); }
 
     // logits[(p - begin) * heads + h] of `fixed` with x[rows[p]], p = begin .. end.
-    template <typename Index>
-    __attribute__((noinline)) void compute(const float* fixed, const float* x, const Index* rows, int64_t begin,
+    __attribute__((noinline)) void compute(const float* fixed, const float* x, const AnyIndices& numbers, int64_t begin,
                                            int64_t end, int64_t last, float* logits) {
         if (begin == end) return;
-        if (!keys_.a) {
-            dots_.fix(fixed);
-            return dots_.dot(x, rows, begin, end, last, keys_.factor, logits);
-        }
+        if (!keys_.a) dots_.fix(fixed);
+        numbers.with_type([&](auto* rows) {
+            if (keys_.a) return add_up(fixed, x, rows, begin, end, last, logits);
+            dots_.dot(x, rows, begin, end, last, keys_.factor, logits);
+        });
+    }
+
+  private:
+    template <typename Index>
+    void add_up(const float* fixed, const float* x, const Index* rows, int64_t begin, int64_t end, int64_t last,
+                float* logits) const {
         const int64_t row = keys_.row(), bytes = row * static_cast<int64_t>(sizeof(float));
         const int64_t distance = entries_ahead(bytes);
         with_lanes(units_.lanes, [&](auto lanes) {
@@ -58,7 +64,6 @@ class Scores {
         });
     }
 
-  private:
     template <int Lanes>
     float additive(const float* fixed, const float* x, int64_t head) const {
         Vector<float, Lanes> sum{};

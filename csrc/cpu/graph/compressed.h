@@ -14,6 +14,33 @@ struct Rows {
     int64_t entries() const { return indptr[count]; }
 };
 
+// Numbers of an index type that is known only at run time: what reads few of them is compiled once for both types.
+class AnyIndices {
+  public:
+    AnyIndices(const void* numbers, bool is_int64) : numbers_(numbers), is_int64_(is_int64) {}
+
+    int64_t operator[](int64_t i) const {
+        return is_int64_ ? static_cast<const int64_t*>(numbers_)[i] : static_cast<const int32_t*>(numbers_)[i];
+    }
+
+    // to = numbers first .. last.
+    void copy(int64_t first, int64_t last, int64_t* to) const {
+        with_type([&](auto* numbers) {
+            for (int64_t i = first; i < last; ++i) to[i - first] = numbers[i];
+        });
+    }
+
+    // Calls body(the numbers as they are), for what reads many of them.
+    template <typename Body>
+    void with_type(const Body& body) const {
+        is_int64_ ? body(static_cast<const int64_t*>(numbers_)) : body(static_cast<const int32_t*>(numbers_));
+    }
+
+  private:
+    const void* numbers_;
+    bool is_int64_;
+};
+
 // Calls body(Index()) with the index type of a relation.
 template <typename Body>
 Error with_index(int64_t is_int64, const Body& body) {

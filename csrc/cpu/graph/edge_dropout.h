@@ -3,6 +3,7 @@
 
 #include "common/kernel.h"
 #include "common/philox.h"
+#include "cpu/graph/compressed.h"
 #include "cpu/graph/heads.h"
 
 namespace gqc::GQC_ISA {
@@ -16,15 +17,17 @@ struct EdgeDropout {
     // Floats that the factors of `edges` edges take, with what is written behind the last.
     static int64_t size(int64_t edges, int64_t heads) { return edges * heads + kWords * kBlockElements; }
 
-    // factors[i * heads + h] = 0 or `factor`, what the value of edge eids[i] is multiplied with, i < count.
-    template <typename Index>
-    void factors(const Index* eids, int64_t count, int64_t heads, float* factors) const {
-        with_heads(heads, [&](auto known) {
-            if constexpr (known) {
-                factors_of_part<known>(eids, count, factors);
-            } else {
-                factors_of_any(eids, count, heads, factors);
-            }
+    // factors[i * heads + h] = 0 or `factor`, what the value of edge eids[begin + i] is multiplied with, up to `end`.
+    __attribute__((noinline)) void factors(const AnyIndices& eids, int64_t begin, int64_t end, int64_t heads,
+                                           float* factors) const {
+        eids.with_type([&](auto* ids) {
+            with_heads(heads, [&](auto known) {
+                if constexpr (known) {
+                    factors_of_part<known>(ids + begin, end - begin, factors);
+                } else {
+                    factors_of_any(ids + begin, end - begin, heads, factors);
+                }
+            });
         });
     }
 

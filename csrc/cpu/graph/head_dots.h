@@ -28,6 +28,9 @@ class HeadDots {
     using Fixed = std::conditional_t<kExact, int8_t, float>;
 
   public:
+    using OfFixed = A;
+    using OfOthers = B;
+
     HeadDots(int64_t heads, int64_t width)
         : heads_(heads),
           width_(width),
@@ -198,6 +201,9 @@ class HeadDots {
 #if defined(__AVX512VNNI__)
 template <>
 class HeadDots<int8_t, int8_t> : public VnniDots {
+  public:
+    using OfFixed = int8_t;
+    using OfOthers = int8_t;
     using VnniDots::VnniDots;
 };
 #endif

@@ -3,6 +3,7 @@
 
 #include "common/buffer.h"
 #include "common/kernel.h"
+#include "cpu/graph/compressed.h"
 #include "cpu/graph/rows.h"
 #include "cpu/graph/vector.h"
 #include "cpu/stream.h"
@@ -22,14 +23,43 @@ inline Vector<float, Lanes> multiply_add(Vector<float, Lanes> a, Vector<float, L
     return a * b + c;
 }
 
+// Rows of features, int8 or float.
+struct Features {
+    const void* data;
+    bool is_int8;
+};
+
 // Entries begin .. end of a matrix, of which entry p reads row rows[p] of x with the weights
 // weights[(p - begin) * heads + h]. Weights are readable for a vector behind the last one.
 template <typename T, typename Index>
-struct WeightedRows {
+struct TypedWeightedRows {
     const T* x;
     const Index* rows;
     int64_t begin, end, last;  // rows[last] is the last one that may be fetched into the cache
     const float* weights;
+};
+
+// Likewise, of types that are known only at run time.
+struct WeightedRows {
+    Features x;
+    AnyIndices rows;
+    int64_t begin, end, last;
+    const float* weights;
+
+    // Calls body(the rows with the type of their indices), of features of type T.
+    template <typename T, typename Body>
+    void with_index(const Body& body) const {
+        rows.with_type([&](auto* numbers) {
+            using Index = std::remove_const_t<std::remove_pointer_t<decltype(numbers)>>;
+            body(TypedWeightedRows<T, Index>{static_cast<const T*>(x.data), numbers, begin, end, last, weights});
+        });
+    }
+
+    // Calls body(the rows with all types).
+    template <typename Body>
+    void with_types(const Body& body) const {
+        x.is_int8 ? with_index<int8_t>(body) : with_index<float>(body);
+    }
 };
 
 // The largest magnitude() in vectors of any number of lanes.
@@ -76,16 +106,32 @@ class HeadSums {
     int64_t size() const { return vectors_ * lanes_; }
 
     // Adds the rows to sums in memory. With Prefetch, rows are fetched into the cache.
-    template <bool Prefetch, typename T, typename Index>
-    void add(const WeightedRows<T, Index>& rows, float* sums) const {
-        for_tiles<Prefetch>(rows, Partial{sums});
+    template <bool Prefetch>
+    __attribute__((noinline)) void add(const WeightedRows& rows, float* sums) const {
+        rows.with_types([&](const auto& typed) { for_tiles<Prefetch>(typed, Partial{sums}); });
     }
 
     // to[h * width + i] = sum over the rows * factors[h]. Factors are readable like weights.
-    template <bool Prefetch, typename T, typename Index>
-    void write(const WeightedRows<T, Index>& rows, const float* factors, float* to, bool streamed,
-               LargestSeen& seen) const {
-        for_tiles<Prefetch>(rows, Scaled{factors, to, streamed, seen});
+    template <bool Prefetch>
+    void write(const WeightedRows& rows, const float* factors, float* to, bool streamed, LargestSeen& seen) const {
+        const int64_t bounds[] = {rows.begin, rows.end};
+        write_all<Prefetch>(rows, 1, bounds, factors, 0, to, streamed, seen);
+    }
+
+    // Likewise `count` results, one behind the other, number i over the rows bounds[i] .. bounds[i + 1] with the
+    // factors from i * factors_step on.
+    template <bool Prefetch>
+    __attribute__((noinline)) void write_all(const WeightedRows& rows, int64_t count, const int64_t* bounds,
+                                             const float* factors, int64_t factors_step, float* to, bool streamed,
+                                             LargestSeen& seen) const {
+        rows.with_types([&](const auto& typed) {
+            auto part = typed;
+            for (int64_t i = 0; i < count; ++i) {
+                part.begin = bounds[i], part.end = bounds[i + 1];
+                part.weights = typed.weights + (bounds[i] - typed.begin) * heads;
+                for_tiles<Prefetch>(part, Scaled{factors + i * factors_step, to + i * row_, streamed, seen});
+            }
+        });
     }
 
     // Whether `count` results from `to` on are to be written past the caches; end_stream() ends that.
@@ -242,8 +288,8 @@ class HeadSums {
     }
 
     template <int Lanes, int Tile, bool Prefetch, typename T, typename Index, typename Sink, typename WeightOf>
-    __attribute__((always_inline)) void add_rows(const WeightedRows<T, Index>& rows, const Sink& sink, int64_t vector,
-                                                 const WeightOf& weight_of) const {
+    __attribute__((always_inline)) void add_rows(const TypedWeightedRows<T, Index>& rows, const Sink& sink,
+                                                 int64_t vector, const WeightOf& weight_of) const {
         Vector<float, Lanes> sum[Tile];
 #pragma GCC unroll 8
         for (int k = 0; k < Tile; ++k) sum[k] = sink.template start<Lanes>(vector + k);

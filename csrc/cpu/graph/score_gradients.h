@@ -38,32 +38,26 @@ class ScoreGradients {
     int64_t size() const { return !keys_.k ? 0 : keys_.a ? units_.size() : sums_.size(); }
 
     // to = the gradient of row v, `fixed`, from rows of the other end and gradients of logits.
-    template <typename Index>
-    __attribute__((noinline)) void write(int64_t v, const float* fixed, const WeightedRows<float, Index>& rows,
-                                         float* to, bool streamed, LargestSeen& seen) const {
+    void write(int64_t v, const float* fixed, const WeightedRows& rows, float* to, bool streamed,
+               LargestSeen& seen) const {
         if (!keys_.a) return sums_.write<false>(rows, factors_.get(), to, streamed, seen);
         float* const of_a = of_a_.get() + v / kBlock * units_.size();
-        with_lanes(units_.lanes, [&](auto lanes) {
-            add_slopes<lanes>(fixed, rows, [&](int64_t unit, Vector<float, lanes> sum) {
-                const Vector<float, lanes> value = finished<lanes>(unit, fixed, sum, of_a);
-                float* const at = to + units_.first(unit);
-                if (lanes == kWidest && streamed) return stream_vector(&value, at);
-                put(at, value);
-            });
+        for_slopes(fixed, rows, [&](auto lanes, int64_t unit, auto sum) {
+            const Vector<float, lanes> value = finished<lanes>(unit, fixed, sum, of_a);
+            float* const at = to + units_.first(unit);
+            if (lanes == kWidest && streamed) return stream_vector(&value, at);
+            put(at, value);
         });
     }
 
     bool is_streamed(const float* to, int64_t rows) const { return keys_.k && sums_.is_streamed(to, rows); }
 
     // Adds the rows to the sums of a part of a row.
-    template <typename Index>
-    __attribute__((noinline)) void add(const float* fixed, const WeightedRows<float, Index>& rows, float* sums) const {
+    void add(const float* fixed, const WeightedRows& rows, float* sums) const {
         if (!keys_.a) return sums_.add<false>(rows, sums);
-        with_lanes(units_.lanes, [&](auto lanes) {
-            add_slopes<lanes>(fixed, rows, [&](int64_t unit, Vector<float, lanes> sum) {
-                float* const at = sums + unit * lanes;
-                put(at, fetch<float, lanes, 1>(at) + sum);
-            });
+        for_slopes(fixed, rows, [&](auto lanes, int64_t unit, auto sum) {
+            float* const at = sums + unit * lanes;
+            put(at, fetch<float, lanes, 1>(at) + sum);
         });
     }
 
@@ -118,16 +112,21 @@ class ScoreGradients {
         return sum * fetch<float, Lanes, 1>(keys_.a + first);
     }
 
-    // finish(unit, sum over the rows of their weight times the slope at row + fixed).
-    template <int Lanes, typename Index, typename Finish>
-    void add_slopes(const float* fixed, const WeightedRows<float, Index>& rows, const Finish& finish) const {
-        int64_t unit = 0;
-        for (; unit + kTile <= units_.count; unit += kTile) slopes_of<Lanes, kTile>(fixed, rows, unit, finish);
-        for (; unit < units_.count; ++unit) slopes_of<Lanes, 1>(fixed, rows, unit, finish);
+    // finish(lanes, unit, sum over the rows of their weight times the slope at row + fixed).
+    template <typename Finish>
+    __attribute__((noinline)) void for_slopes(const float* fixed, const WeightedRows& rows,
+                                              const Finish& finish) const {
+        rows.with_index<float>([&](const auto& typed) {
+            with_lanes(units_.lanes, [&](auto lanes) {
+                int64_t unit = 0;
+                for (; unit + kTile <= units_.count; unit += kTile) slopes_of<lanes, kTile>(fixed, typed, unit, finish);
+                for (; unit < units_.count; ++unit) slopes_of<lanes, 1>(fixed, typed, unit, finish);
+            });
+        });
     }
 
     template <int Lanes, int Tile, typename Index, typename Finish>
-    void slopes_of(const float* fixed, const WeightedRows<float, Index>& rows, int64_t unit,
+    void slopes_of(const float* fixed, const TypedWeightedRows<float, Index>& rows, int64_t unit,
                    const Finish& finish) const {
         Vector<float, Lanes> sum[Tile] = {}, stays[Tile];
         int64_t first[Tile], head[Tile];
@@ -148,7 +147,7 @@ class ScoreGradients {
             }
         }
 #pragma GCC unroll 8
-        for (int k = 0; k < Tile; ++k) finish(unit + k, sum[k]);
+        for (int k = 0; k < Tile; ++k) finish(std::integral_constant<int, Lanes>(), unit + k, sum[k]);
     }
 
     const Keys& keys_;

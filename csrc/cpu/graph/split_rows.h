@@ -21,7 +21,8 @@ template <typename Worker, typename Job, typename Index>
 Error for_split_rows(int64_t threads, Rows<Index> rows, int64_t work, const Job& job, int64_t block = 1) {
     bool failed = false, has_long = false;
     const auto note = [](bool& what) { __atomic_store_n(&what, true, __ATOMIC_RELAXED); };
-    for_row_ranges(threads, rows, work, [&](int64_t first, int64_t last) {
+    // Not inlined: for_row_ranges calls it in two places.
+    for_row_ranges(threads, rows, work, [&](int64_t first, int64_t last) __attribute__((noinline)) {
         if (first == last) return;  // behind the last row too, in whose block it would begin
         const int64_t end = last == rows.count ? last : last / block * block;
         Worker worker(job);

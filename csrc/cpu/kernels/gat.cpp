@@ -14,13 +14,12 @@
 namespace gqc::GQC_ISA {
 namespace {
 
-template <typename T, typename Index>
 struct Gat {
-    Neighbours<Index> in;
+    Neighbours in;
     const float* el;
     const float* er;
     const Keys& keys;  // in the place of el and er
-    const T* u;
+    Features u;
     float scale;
     float slope;
     const EdgeDropout& dropout;
@@ -35,44 +34,44 @@ struct Gat {
     int64_t partial_size() const { return sums.size() + 2 * sums.heads; }
 };
 
-template <typename T, typename Index>
 class GatWorker {
   public:
-    explicit GatWorker(const Gat<T, Index>& job)
+    explicit GatWorker(const Gat& job)
         : job_(job),
           heads_(job.sums.heads),
           logits_(values_of(kPart, heads_)),
           weights_(values_of(kPart, heads_)),
           kept_(EdgeDropout::size(kPart, heads_) + kWidest),
           factors_(values_of(kWindow, heads_) + values_of(1, heads_)),
+          bounds_(kWindow + 1),
           scores_(job.keys),
           scratch_(heads_, 3),
-          streamed_(job.sums.is_streamed(job.out, job.in.rows.count)) {}
+          streamed_(job.sums.is_streamed(job.out, job.in.count)) {}
     ~GatWorker() {
         end_stream();
         raise(job_.absmax, seen_.get());
     }
 
     bool ok() const {
-        return logits_.ok() && weights_.ok() && kept_.ok() && factors_.ok() && scores_.ok() && scratch_.ok();
+        return logits_.ok() && weights_.ok() && kept_.ok() && bounds_.ok() && factors_.ok() && scores_.ok() &&
+               scratch_.ok();
     }
 
     void rows(int64_t first, int64_t last) {
-        const Index* const indptr = job_.in.rows.indptr;
-        const int64_t begin = indptr[first], end = indptr[last], of_a_row = heads_ * job_.sums.width;
-        load(begin, end);
-        for (int64_t v = first; v < last; ++v) score(v, begin, indptr[v], indptr[v + 1]);
+        int64_t* const bounds = bounds_.get();
+        job_.in.indptr.copy(first, last + 1, bounds);
+        const int64_t begin = bounds[0], count = last - first;
+        load(begin, bounds[count]);
+        for (int64_t i = 0; i < count; ++i) score(first + i, begin, bounds[i], bounds[i + 1]);
         with_heads(heads_, [&](auto known) {
-            for (int64_t v = first; v < last; ++v) {
-                attend<known>(v, begin, indptr[v], indptr[v + 1], job_.largest_logit + v * heads_,
-                              job_.total + v * heads_, factors_.get() + (v - first) * heads_);
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t of_row = (first + i) * heads_;
+                attend<known>(first + i, begin, bounds[i], bounds[i + 1], job_.largest_logit + of_row,
+                              job_.total + of_row, factors_.get() + i * heads_);
             }
         });
-        for (int64_t v = first; v < last; ++v) {
-            job_.sums.template write<true>(weighted(begin, indptr[v], indptr[v + 1]),
-                                           factors_.get() + (v - first) * heads_, job_.out + v * of_a_row, streamed_,
-                                           seen_);
-        }
+        job_.sums.write_all<true>(weighted(begin, begin, bounds[count]), count, bounds, factors_.get(), heads_,
+                                  job_.out + first * heads_ * job_.sums.width, streamed_, seen_);
     }
 
     void part(int64_t v, int64_t begin, int64_t end, float* partial) {
@@ -83,7 +82,7 @@ class GatWorker {
             attend<known>(v, begin, begin, end, statistics, statistics + heads_, factors_.get());
         });
         std::memset(partial, 0, static_cast<size_t>(job_.sums.size()) * sizeof(float));
-        job_.sums.template add<true>(weighted(begin, begin, end), partial);
+        job_.sums.add<true>(weighted(begin, begin, end), partial);
     }
 
     // Brings the parts, one after the other, to a common largest logit.
@@ -108,7 +107,7 @@ class GatWorker {
     // What entries begin .. end read.
     void load(int64_t begin, int64_t end) {
         if (job_.el) gather<1>(job_.el, job_.in.indices, begin, end, last_entry(), heads_, {logits_.get()});
-        if (job_.dropout.seed) job_.dropout.factors(job_.in.eids + begin, end - begin, heads_, kept_.get());
+        if (job_.dropout.seed) job_.dropout.factors(job_.in.eids, begin, end, heads_, kept_.get());
     }
 
     // The logits of entries begin .. end of row v where they are not made of numbers that load() gathers.
@@ -133,15 +132,16 @@ class GatWorker {
         for (int64_t h = 0; h < heads_; ++h) factors[h] = job_.scale / total[h];
     }
 
-    WeightedRows<T, Index> weighted(int64_t loaded, int64_t begin, int64_t end) const {
+    WeightedRows weighted(int64_t loaded, int64_t begin, int64_t end) const {
         return {job_.u, job_.in.indices, begin, end, last_entry(), weights_.get() + (begin - loaded) * heads_};
     }
 
-    int64_t last_entry() const { return job_.in.rows.entries() - 1; }
+    int64_t last_entry() const { return job_.in.last_entry(); }
 
-    const Gat<T, Index>& job_;
+    const Gat& job_;
     const int64_t heads_;
     const Buffer<float> logits_, weights_, kept_, factors_;
+    const Buffer<int64_t> bounds_;  // where the rows of a window start, and their end
     Scores scores_;
     const HeadScratch scratch_;
     const bool streamed_;
@@ -159,26 +159,18 @@ struct Output {
 Error attend(int64_t threads, int64_t is_int64, int64_t rows, const void* indptr, const void* indices, const void* eids,
              const float* el, const float* er, float slope, const Keys& keys, const void* u, const float* u_scale,
              int64_t heads, int64_t width, const EdgeDropout& dropout, const Output& to) {
-    return with_index(is_int64, [&](auto index) -> Error {
-        using Index = decltype(index);
-        const Neighbours<Index> in{{static_cast<const Index*>(indptr), rows},
-                                   static_cast<const Index*>(indices),
-                                   static_cast<const Index*>(eids)};
-        const HeadSums sums(heads, width);
-        if (!sums.ok()) return kOutOfMemory;
-        int32_t seen = 0;
-        const auto run = [&](auto* features) {
-            using T = std::remove_const_t<std::remove_pointer_t<decltype(features)>>;
-            const float scale = u_scale ? *u_scale : 1.0f;
-            const Gat<T, Index> job{in,      el,   er,     keys,       features, scale, slope,
-                                    dropout, sums, to.out, to.largest, to.total, &seen};
-            const int64_t work = heads * (width + (keys.k ? keys.width : 0) + 16);
-            return for_split_rows<GatWorker<T, Index>>(threads, in.rows, work, job);
-        };
-        const Error error = u_scale ? run(static_cast<const int8_t*>(u)) : run(static_cast<const float*>(u));
-        *to.absmax = float_of(static_cast<uint32_t>(seen));
-        return error;
-    });
+    const Neighbours in(indptr, rows, indices, eids, is_int64 != 0);
+    const HeadSums sums(heads, width);
+    if (!sums.ok()) return kOutOfMemory;
+    int32_t seen = 0;
+    const Features features{u, u_scale != nullptr};
+    const float scale = u_scale ? *u_scale : 1.0f;
+    const Gat job{in, el, er, keys, features, scale, slope, dropout, sums, to.out, to.largest, to.total, &seen};
+    const int64_t work = heads * (width + (keys.k ? keys.width : 0) + 16);
+    const Error error =
+        in.with_rows([&](auto matrix) { return for_split_rows<GatWorker>(threads, matrix, work, job); });
+    *to.absmax = float_of(static_cast<uint32_t>(seen));
+    return error;
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "cpu/graph/attention_rows.h"
 #include "cpu/graph/attention_scores.h"
 #include "cpu/graph/edge_dropout.h"
-#include "cpu/graph/head_dots.h"
+#include "cpu/graph/feature_dots.h"
 #include "cpu/graph/head_sums.h"
 #include "cpu/graph/score_gradients.h"
 #include "cpu/graph/split_rows.h"
@@ -18,16 +18,14 @@ namespace {
 
 constexpr int kStatistics = 4;  // of a destination and head: er, largest logit, 1 / total, what the gradient subtracts
 
-template <typename U, typename G, typename Index>
 struct GatBwd {
-    Neighbours<Index> in, out;
+    Neighbours in, out;
     const float* el;
     const float* er;
     const Keys& keys;  // in the place of el and er
     const float* largest;
     const float* total;
-    const U* u;
-    const G* grad;
+    Features u, grad;
     float u_scale, grad_scale;
     int64_t heads, width;
     float slope;
@@ -46,17 +44,15 @@ struct GatBwd {
 
 // The sums over edges of a * d, a * s and a * d * s, where a is the attention before it is divided by its sum, d its
 // gradient and s the slope of the leaky ReLU; then the sums of a * d and of a that queries' gradients take.
-template <typename U, typename G, typename Index>
 struct ByDestination {
-    const GatBwd<U, G, Index>& of;
+    const GatBwd& of;
     using Partial = float;
     int64_t partial_size() const { return 3 * of.heads + 2 * of.d_queries->size(); }
 };
 
-template <typename U, typename G, typename Index>
 class ByDestinationWorker {
   public:
-    explicit ByDestinationWorker(const ByDestination<U, G, Index>& job)
+    explicit ByDestinationWorker(const ByDestination& job)
         : job_(job.of),
           heads_(job_.heads),
           logits_(values_of(kPart, heads_)),
@@ -65,45 +61,50 @@ class ByDestinationWorker {
           kept_(EdgeDropout::size(kPart, heads_) + kWidest),
           partial_(3 * heads_),
           factors_(2 * heads_ + 2 * kWidest),
+          bounds_(kWindow + 1),
           scores_(job_.keys),
-          dots_(heads_, job_.width),
+          dots_(job_.grad, job_.u, heads_, job_.width),
           scratch_(heads_, 5),
-          streamed_(job_.d_queries->is_streamed(job_.d_q, job_.in.rows.count)) {}
+          streamed_(job_.d_queries->is_streamed(job_.d_q, job_.in.count)) {}
     ~ByDestinationWorker() { end_stream(); }
 
-    bool ok() const {
-        return logits_.ok() && gradients_.ok() && weights_.ok() && kept_.ok() && partial_.ok() && factors_.ok() &&
-               scores_.ok() && dots_.ok() && scratch_.ok();
+    bool ok() {
+        return logits_.ok() && gradients_.ok() && weights_.ok() && kept_.ok() && bounds_.ok() && partial_.ok() &&
+               factors_.ok() && scores_.ok() && dots_.ok() && scratch_.ok();
     }
 
     void rows(int64_t first, int64_t last) {
-        const Index* const indptr = job_.in.rows.indptr;
-        const int64_t loaded = indptr[first];
-        load(loaded, indptr[last]);
-        for (int64_t v = first; v < last; ++v) multiply_rows(v, loaded, indptr[v], indptr[v + 1]);
+        int64_t* const bounds = bounds_.get();
+        job_.in.indptr.copy(first, last + 1, bounds);
+        const int64_t loaded = bounds[0], count = last - first;
+        load(loaded, bounds[count]);
+        multiply_rows(first, count, bounds);
         with_heads(heads_, [&](auto known) {
-            for (int64_t v = first; v < last; ++v) {
-                if (indptr[v] == indptr[v + 1]) {
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t v = first + i, begin = bounds[i], end = bounds[i + 1];
+                if (begin == end) {
                     if (job_.d_er) std::memset(job_.d_er + v * heads_, 0, static_cast<size_t>(heads_) * sizeof(float));
                     continue;
                 }
-                add_up<known>(v, loaded, indptr[v], indptr[v + 1], partial_.get());
+                add_up<known>(v, loaded, begin, end, partial_.get());
                 finish(v, partial_.get());
-                if (job_.keys.k) of_logits<known>(v, loaded, indptr[v], indptr[v + 1]);
+                if (job_.keys.k) of_logits<known>(v, loaded, begin, end);
             }
         });
         if (!job_.keys.k) return;
         const int64_t row = job_.keys.row();
-        for (int64_t v = first; v < last; ++v) {
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t v = first + i;
             job_.d_queries->write(v, job_.keys.q + v * row,
-                                  weighted(gradients_.get(), loaded, indptr[v], indptr[v + 1]), job_.d_q + v * row,
+                                  weighted(gradients_.get(), loaded, bounds[i], bounds[i + 1]), job_.d_q + v * row,
                                   streamed_, unused_);
         }
     }
 
     void part(int64_t v, int64_t begin, int64_t end, float* partial) {
         load(begin, end);
-        multiply_rows(v, begin, begin, end);
+        const int64_t bounds[] = {begin, end};
+        multiply_rows(v, 1, bounds);
         with_heads(heads_, [&](auto known) { add_up<known>(v, begin, begin, end, partial); });
         if (!job_.keys.k) return;
         float* const sums = partial + 3 * heads_;
@@ -136,20 +137,25 @@ class ByDestinationWorker {
     // What entries begin .. end read, but for the features.
     void load(int64_t begin, int64_t end) {
         if (job_.el) gather<1>(job_.el, job_.in.indices, begin, end, last_entry(), heads_, {logits_.get()});
-        if (job_.dropout.seed) job_.dropout.factors(job_.in.eids + begin, end - begin, heads_, kept_.get());
+        if (job_.dropout.seed) job_.dropout.factors(job_.in.eids, begin, end, heads_, kept_.get());
     }
 
-    // The gradients of the attention of entries begin .. end of row v, before dropout, and logits from keys.
-    void multiply_rows(int64_t v, int64_t loaded, int64_t begin, int64_t end) {
-        if (begin == end) return;
-        const int64_t offset = (begin - loaded) * heads_;
-        if (job_.keys.k) {
-            scores_.compute(job_.keys.q + v * job_.keys.row(), job_.keys.k, job_.in.indices, begin, end, last_entry(),
-                            logits_.get() + offset);
-        }
-        dots_.fix(job_.grad + v * heads_ * job_.width);
-        dots_.dot(job_.u, job_.in.indices, begin, end, last_entry(), job_.u_scale * job_.grad_scale,
-                  gradients_.get() + offset);
+    // The gradients of the attention of entries, before dropout, and logits from keys: of `count` rows from `first` on,
+    // whose entries bounds[0] .. bounds[count] are loaded.
+    void multiply_rows(int64_t first, int64_t count, const int64_t* bounds) {
+        const int64_t last = last_entry();
+        dots_.with_dot(job_.in.indices, last, job_.u_scale * job_.grad_scale, [&](const auto& dot) {
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t v = first + i, begin = bounds[i], end = bounds[i + 1];
+                if (begin == end) continue;
+                const int64_t offset = (begin - bounds[0]) * heads_;
+                if (job_.keys.k) {
+                    scores_.compute(job_.keys.q + v * job_.keys.row(), job_.keys.k, job_.in.indices, begin, end, last,
+                                    logits_.get() + offset);
+                }
+                dot(v, begin, end, gradients_.get() + offset);
+            }
+        });
     }
 
     // The sums of entries begin .. end of row v. With keys a * d and a stay in gradients_ and weights_.
@@ -183,34 +189,33 @@ class ByDestinationWorker {
                                       inverse + heads_, gradients_.get() + offset);
     }
 
-    WeightedRows<float, Index> weighted(const float* weights, int64_t loaded, int64_t begin, int64_t end) const {
-        return {job_.keys.k, job_.in.indices, begin, end, last_entry(), weights + (begin - loaded) * heads_};
+    WeightedRows weighted(const float* weights, int64_t loaded, int64_t begin, int64_t end) const {
+        return {{job_.keys.k, false}, job_.in.indices, begin, end, last_entry(), weights + (begin - loaded) * heads_};
     }
 
-    int64_t last_entry() const { return job_.in.rows.entries() - 1; }
+    int64_t last_entry() const { return job_.in.last_entry(); }
 
-    const GatBwd<U, G, Index>& job_;
+    const GatBwd& job_;
     const int64_t heads_;
     const Buffer<float> logits_, gradients_, weights_, kept_, partial_, factors_;
+    const Buffer<int64_t> bounds_;  // where the rows of a window start, and their end
     Scores scores_;
-    HeadDots<G, U> dots_;
+    FeatureDots dots_;
     const HeadScratch scratch_;
     const bool streamed_;
     LargestSeen unused_;
 };
 
-template <typename U, typename G, typename Index>
 struct BySource {
-    const GatBwd<U, G, Index>& of;
+    const GatBwd& of;
     // Sums of the gradient of u, then the gradient of el, then sums of that of keys.
     using Partial = float;
     int64_t partial_size() const { return of.sums.size() + of.heads + of.d_keys->size(); }
 };
 
-template <typename U, typename G, typename Index>
 class BySourceWorker {
   public:
-    explicit BySourceWorker(const BySource<U, G, Index>& job)
+    explicit BySourceWorker(const BySource& job)
         : job_(job.of),
           heads_(job_.heads),
           stride_(values_of(kPart, heads_)),
@@ -220,11 +225,12 @@ class BySourceWorker {
           kept_(EdgeDropout::size(kPart, heads_) + kWidest),
           factors_(values_of(1, heads_)),
           unused_d_el_(heads_),
+          bounds_(kWindow + 1),
           scores_(job_.keys),
-          dots_(heads_, job_.width),
+          dots_(job_.u, job_.grad, heads_, job_.width),
           scratch_(heads_, 2),
-          streamed_(job_.sums.is_streamed(job_.d_u, job_.out.rows.count)),
-          streamed_keys_(job_.d_keys->is_streamed(job_.d_k, job_.out.rows.count)) {
+          streamed_(job_.sums.is_streamed(job_.d_u, job_.out.count)),
+          streamed_keys_(job_.d_keys->is_streamed(job_.d_k, job_.out.count)) {
         if (factors_.ok())
             for (int64_t h = 0; h < heads_; ++h) factors_[h] = job_.grad_scale;
     }
@@ -233,40 +239,42 @@ class BySourceWorker {
         raise(job_.absmax, seen_.get());
     }
 
-    bool ok() const {
-        return statistics_.ok() && gradients_.ok() && weights_.ok() && kept_.ok() && factors_.ok() &&
+    bool ok() {
+        return statistics_.ok() && gradients_.ok() && weights_.ok() && kept_.ok() && bounds_.ok() && factors_.ok() &&
                unused_d_el_.ok() && scores_.ok() && dots_.ok() && scratch_.ok();
     }
 
     void rows(int64_t first, int64_t last) {
-        const Index* const indptr = job_.out.rows.indptr;
-        const int64_t loaded = indptr[first], row = heads_ * job_.width;
-        load(loaded, indptr[last]);
-        for (int64_t v = first; v < last; ++v) multiply_rows(v, loaded, indptr[v], indptr[v + 1]);
+        int64_t* const bounds = bounds_.get();
+        job_.out.indptr.copy(first, last + 1, bounds);
+        const int64_t loaded = bounds[0], count = last - first;
+        load(loaded, bounds[count]);
+        multiply_rows(first, count, bounds);
         with_heads(heads_, [&](auto known) {
-            for (int64_t v = first; v < last; ++v) {
-                weigh<known>(v, loaded, indptr[v], indptr[v + 1],
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t v = first + i;
+                weigh<known>(v, loaded, bounds[i], bounds[i + 1],
                              job_.d_el ? job_.d_el + v * heads_ : unused_d_el_.get());
             }
         });
-        for (int64_t v = first; v < last; ++v) {
-            job_.sums.template write<false>(weighted(loaded, indptr[v], indptr[v + 1]), factors_.get(),
-                                            job_.d_u + v * row, streamed_, seen_);
-        }
+        job_.sums.write_all<false>(weighted(loaded, loaded, bounds[count]), count, bounds, factors_.get(), 0,
+                                   job_.d_u + first * heads_ * job_.width, streamed_, seen_);
         if (!job_.keys.k) return;
         const int64_t key = job_.keys.row();
-        for (int64_t v = first; v < last; ++v) {
-            job_.d_keys->write(v, job_.keys.k + v * key, weighted_queries(loaded, indptr[v], indptr[v + 1]),
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t v = first + i;
+            job_.d_keys->write(v, job_.keys.k + v * key, weighted_queries(loaded, bounds[i], bounds[i + 1]),
                                job_.d_k + v * key, streamed_keys_, unused_);
         }
     }
 
     void part(int64_t v, int64_t begin, int64_t end, float* partial) {
         load(begin, end);
-        multiply_rows(v, begin, begin, end);
+        const int64_t bounds[] = {begin, end};
+        multiply_rows(v, 1, bounds);
         with_heads(heads_, [&](auto known) { weigh<known>(v, begin, begin, end, partial + job_.sums.size()); });
         std::memset(partial, 0, static_cast<size_t>(job_.sums.size()) * sizeof(float));
-        job_.sums.template add<false>(weighted(begin, begin, end), partial);
+        job_.sums.add<false>(weighted(begin, begin, end), partial);
         if (!job_.keys.k) return;
         float* const sums = partial + job_.sums.size() + heads_;
         std::memset(sums, 0, static_cast<size_t>(job_.d_keys->size()) * sizeof(float));
@@ -289,21 +297,24 @@ class BySourceWorker {
         float* const to = statistics_.get();
         gather<kStatistics>(job_.statistics, job_.out.indices, begin, end, last_entry(), heads_,
                             {to, to + stride_, to + 2 * stride_, to + 3 * stride_});
-        if (job_.dropout.seed) job_.dropout.factors(job_.out.eids + begin, end - begin, heads_, kept_.get());
+        if (job_.dropout.seed) job_.dropout.factors(job_.out.eids, begin, end, heads_, kept_.get());
     }
 
-    // The gradients of the attention of entries begin .. end of row v, before dropout. Logits from keys take the place
-    // of er, and 0 that of el.
-    void multiply_rows(int64_t v, int64_t loaded, int64_t begin, int64_t end) {
-        if (begin == end) return;
-        const int64_t offset = (begin - loaded) * heads_;
-        if (job_.keys.k) {
-            scores_.compute(job_.keys.k + v * job_.keys.row(), job_.keys.q, job_.out.indices, begin, end, last_entry(),
-                            statistics_.get() + offset);
-        }
-        dots_.fix(job_.u + v * heads_ * job_.width);
-        dots_.dot(job_.grad, job_.out.indices, begin, end, last_entry(), job_.u_scale * job_.grad_scale,
-                  gradients_.get() + offset);
+    // As in ByDestinationWorker. Logits from keys take the place of er, and 0 that of el.
+    void multiply_rows(int64_t first, int64_t count, const int64_t* bounds) {
+        const int64_t last = last_entry();
+        dots_.with_dot(job_.out.indices, last, job_.u_scale * job_.grad_scale, [&](const auto& dot) {
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t v = first + i, begin = bounds[i], end = bounds[i + 1];
+                if (begin == end) continue;
+                const int64_t offset = (begin - bounds[0]) * heads_;
+                if (job_.keys.k) {
+                    scores_.compute(job_.keys.k + v * job_.keys.row(), job_.keys.q, job_.out.indices, begin, end, last,
+                                    statistics_.get() + offset);
+                }
+                dot(v, begin, end, gradients_.get() + offset);
+            }
+        });
     }
 
     // The weights of entries begin .. end of row v in the gradient of u, and the gradient of el. With keys the
@@ -318,31 +329,31 @@ class BySourceWorker {
                          weights_.get() + offset, d_el);
     }
 
-    WeightedRows<G, Index> weighted(int64_t loaded, int64_t begin, int64_t end) const {
+    WeightedRows weighted(int64_t loaded, int64_t begin, int64_t end) const {
         return {job_.grad, job_.out.indices, begin, end, last_entry(), weights_.get() + (begin - loaded) * heads_};
     }
 
-    WeightedRows<float, Index> weighted_queries(int64_t loaded, int64_t begin, int64_t end) const {
-        return {job_.keys.q, job_.out.indices, begin, end, last_entry(), gradients_.get() + (begin - loaded) * heads_};
+    WeightedRows weighted_queries(int64_t loaded, int64_t begin, int64_t end) const {
+        return {{job_.keys.q, false},
+                job_.out.indices,
+                begin,
+                end,
+                last_entry(),
+                gradients_.get() + (begin - loaded) * heads_};
     }
 
-    int64_t last_entry() const { return job_.out.rows.entries() - 1; }
+    int64_t last_entry() const { return job_.out.last_entry(); }
 
-    const GatBwd<U, G, Index>& job_;
+    const GatBwd& job_;
     const int64_t heads_, stride_;
     const Buffer<float> statistics_, gradients_, weights_, kept_, factors_, unused_d_el_;
+    const Buffer<int64_t> bounds_;  // where the rows of a window start, and their end
     Scores scores_;
-    HeadDots<U, G> dots_;
+    FeatureDots dots_;
     const HeadScratch scratch_;
     const bool streamed_, streamed_keys_;
     LargestSeen seen_, unused_;
 };
-
-// Calls body with `x` as a pointer to int8 where it has a scale, else to float.
-template <typename Body>
-Error by_type(const void* x, const float* scale, const Body& body) {
-    return scale ? body(static_cast<const int8_t*>(x)) : body(static_cast<const float*>(x));
-}
 
 // What the kernels get.
 struct Arguments {
@@ -367,16 +378,9 @@ struct KeyGradients {
     float *d_k, *d_q, *d_a;
 };
 
-template <typename Index>
-Neighbours<Index> matrix(const void* indptr, int64_t rows, const void* indices, const void* eids) {
-    return {
-        {static_cast<const Index*>(indptr), rows}, static_cast<const Index*>(indices), static_cast<const Index*>(eids)};
-}
-
 // The rows that were worked on in parts, and the gradient of `a`.
-template <typename Index>
-void finish_gradients(const ScoreGradients& gradients, Rows<Index> rows, const float* fixed, int64_t width, float* to,
-                      double* d_a) {
+void finish_gradients(const ScoreGradients& gradients, const Neighbours& rows, const float* fixed, int64_t width,
+                      float* to, double* d_a) {
     for (int64_t v = 0; v < rows.count; ++v) {
         if (rows.indptr[v + 1] - rows.indptr[v] > kPart) gradients.finish_long(v, fixed + v * width, to + v * width);
     }
@@ -391,57 +395,47 @@ Error attend_bwd(const Arguments& x, const Numbers& numbers, const Keys& keys, c
     const Buffer<double> d_a(keys.a ? keys.row() : 0);
     if (!sums.ok() || !d_keys.ok() || !d_queries.ok() || !d_a.ok()) return kOutOfMemory;
     int32_t seen = 0;
-    const Error error = with_index(x.is_int64, [&](auto index) {
-        using Index = decltype(index);
-        const auto in = matrix<Index>(x.in_indptr, x.destinations, x.in_indices, x.in_eids);
-        const auto out = matrix<Index>(x.out_indptr, x.sources, x.out_indices, x.out_eids);
-        const Error failed = by_type(x.u, x.u_scale, [&](auto* features) {
-            return by_type(x.grad, x.grad_scale, [&](auto* gradient) {
-                using U = std::remove_const_t<std::remove_pointer_t<decltype(features)>>;
-                using G = std::remove_const_t<std::remove_pointer_t<decltype(gradient)>>;
-                const GatBwd<U, G, Index> job{in,
-                                              out,
-                                              numbers.el,
-                                              numbers.er,
-                                              keys,
-                                              x.largest,
-                                              x.total,
-                                              features,
-                                              gradient,
-                                              x.u_scale ? *x.u_scale : 1.0f,
-                                              x.grad_scale ? *x.grad_scale : 1.0f,
-                                              x.heads,
-                                              x.width,
-                                              numbers.slope,
-                                              dropout,
-                                              sums,
-                                              x.statistics,
-                                              x.d_u,
-                                              numbers.d_el,
-                                              numbers.d_er,
-                                              &d_keys,
-                                              &d_queries,
-                                              of.d_k,
-                                              of.d_q,
-                                              &seen};
-                const int64_t work = x.heads * (x.width + 2 * keys.width + 16);
-                const int64_t block = keys.a ? ScoreGradients::kBlock : 1;
-                const Error failed = for_split_rows<ByDestinationWorker<U, G, Index>>(
-                    x.threads, job.in.rows, work, ByDestination<U, G, Index>{job}, block);
-                if (failed) return failed;
-                return for_split_rows<BySourceWorker<U, G, Index>>(x.threads, job.out.rows, 2 * work,
-                                                                   BySource<U, G, Index>{job}, block);
-            });
-        });
-        if (failed || !keys.a) return failed;
-        d_a.clear();
-        finish_gradients(d_queries, in.rows, keys.q, keys.row(), of.d_q, d_a.get());
-        finish_gradients(d_keys, out.rows, keys.k, keys.row(), of.d_k, d_a.get());
-        for (int64_t i = 0; i < keys.row(); ++i) of.d_a[i] = static_cast<float>(d_a[i]);
-        return failed;
+    const GatBwd job{{x.in_indptr, x.destinations, x.in_indices, x.in_eids, x.is_int64 != 0},
+                     {x.out_indptr, x.sources, x.out_indices, x.out_eids, x.is_int64 != 0},
+                     numbers.el,
+                     numbers.er,
+                     keys,
+                     x.largest,
+                     x.total,
+                     {x.u, x.u_scale != nullptr},
+                     {x.grad, x.grad_scale != nullptr},
+                     x.u_scale ? *x.u_scale : 1.0f,
+                     x.grad_scale ? *x.grad_scale : 1.0f,
+                     x.heads,
+                     x.width,
+                     numbers.slope,
+                     dropout,
+                     sums,
+                     x.statistics,
+                     x.d_u,
+                     numbers.d_el,
+                     numbers.d_er,
+                     &d_keys,
+                     &d_queries,
+                     of.d_k,
+                     of.d_q,
+                     &seen};
+    const int64_t work = x.heads * (x.width + 2 * keys.width + 16);
+    const int64_t block = keys.a ? ScoreGradients::kBlock : 1;
+    Error error = job.in.with_rows([&](auto rows) {
+        return for_split_rows<ByDestinationWorker>(x.threads, rows, work, ByDestination{job}, block);
     });
+    if (!error) {
+        error = job.out.with_rows(
+            [&](auto rows) { return for_split_rows<BySourceWorker>(x.threads, rows, 2 * work, BySource{job}, block); });
+    }
     *x.absmax = float_of(static_cast<uint32_t>(seen));
-    return error;
+    if (error || !keys.a) return error;
+    d_a.clear();
+    finish_gradients(d_queries, job.in, keys.q, keys.row(), of.d_q, d_a.get());
+    finish_gradients(d_keys, job.out, keys.k, keys.row(), of.d_k, d_a.get());
+    for (int64_t i = 0; i < keys.row(); ++i) of.d_a[i] = static_cast<float>(d_a[i]);
+    return nullptr;
 }
 
 }  // namespace
