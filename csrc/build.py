@@ -43,11 +43,12 @@ ISA_FLAGS = {
     "amx": [*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
 }
 GAINING_SOURCES = {
-    "avxvnni": ("gat_bwd", "qgemm", "qgemm_pointwise", "typed_spmm"),
-    "amx": ("mm", "qgemm", "qgemm_pointwise", "typed_spmm"),
+    "avxvnni": ("gat_bwd", "program", "qgemm", "qgemm_pointwise", "typed_spmm"),
+    "amx": ("mm", "program", "qgemm", "qgemm_pointwise", "typed_spmm"),
 }
-"""Kernels that use what a set adds to a lower one, BASES in runtime/native.py: others would be the same as that one's,
-which take their place. GCC knows these sets since its version 11; without them they are left out."""
+"""Kernels that use what a set adds to a lower one, BASES in runtime/native.py, and what they are linked with: others
+would be the same as that one's, which take their place. GCC knows these sets since its version 11; without them they
+are left out."""
 FLAGS = [
     *("-O3", "-std=c++17", "-Wall", "-Wextra", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", f"-I{SOURCES}"),
@@ -64,9 +65,19 @@ cpu_library = _extension("libgqc_cpu", "*.cpp", optional=False)
 cuda_fatbin = _extension("gqc_cuda", "*.cu", optional=True)
 
 
+def is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
 def isas() -> list[str]:
     """Instruction sets that are compiled on this machine's architecture."""
-    return list(ISA_FLAGS) if platform.machine().lower() in ("x86_64", "amd64") else ["portable"]
+    return list(ISA_FLAGS) if is_x86() else ["portable"]
+
+
+def isa_flags(isa: str) -> list[str]:
+    """Options for an instruction set. On x86 the portable one serves processors without AVX2 alone, which are too few
+    to be worth another third of its compile time."""
+    return ["-O2"] if isa == "portable" and is_x86() else ISA_FLAGS[isa]
 
 
 def compiler() -> list[str]:
@@ -105,11 +116,11 @@ def cpu_units(cxx: list[str]) -> Iterator[Unit]:
 
     for source in sorted((SOURCES / "cpu").glob("*.cpp")):
         yield unit(source, source.stem, f"-DGQC_INTERFACE={interface()}u")
-    known = [isa for isa in isas() if isa not in GAINING_SOURCES or knows(cxx, *ISA_FLAGS[isa])]
+    known = [isa for isa in isas() if isa not in GAINING_SOURCES or knows(cxx, *isa_flags(isa))]
     for source in sorted((SOURCES / "cpu" / "kernels").glob("*.cpp")):
         for isa in known:
             if source.stem in GAINING_SOURCES.get(isa, (source.stem,)):
-                yield unit(source, f"{source.stem}.{isa}", f"-DGQC_ISA={isa}", *ISA_FLAGS[isa])
+                yield unit(source, f"{source.stem}.{isa}", f"-DGQC_ISA={isa}", *isa_flags(isa))
 
 
 class BuildNative(build_ext):

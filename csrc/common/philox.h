@@ -5,10 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__SSE2__)
-#    include <immintrin.h>
-#endif
-
+#include "common/intrinsics.h"
 #include "common/kernel.h"
 
 namespace gqc::GQC_ISA {

@@ -159,6 +159,10 @@ inline void typed(void* x, int64_t dtype, F f) {
         f(static_cast<float*>(x));
 }
 
+inline int64_t bytes_of_dtype(int64_t dtype) {
+    return dtype == kFloat32 ? 4 : 2;
+}
+
 // Magnitudes compare as integers, and so that Inf and NaN win over every finite number: max over magnitude(x) is the
 // largest |x|, or Inf or NaN where a tensor holds one.
 inline uint32_t magnitude(float x) {

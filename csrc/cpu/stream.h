@@ -7,11 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/intrinsics.h"
 #include "common/kernel.h"
-
-#if defined(__SSE2__)
-#    include <immintrin.h>
-#endif
 
 namespace gqc::GQC_ISA {
 

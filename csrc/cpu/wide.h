@@ -22,7 +22,7 @@ inline Ints load_halves(const uint16_t* from) {
 #elif defined(__AVX2__)
     return (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
-    Ints x;
+    Ints x{};
     for (int i = 0; i < kWide; ++i) x[i] = from[i];
     return x;
 #endif

@@ -16,24 +16,31 @@
 
 namespace gqc::GQC_ISA {
 
-// Rounded to Out and back.
-template <typename Out>
-inline float rounded_to(float y) {
-    Out rounded;
-    store(&rounded, y);
-    return load(rounded);
-}
-template <typename Out>
-inline void round_all(float* values, int64_t count) {
-    if (std::is_same_v<Out, float>) return;
-    for (int64_t i = 0; i < count; ++i) values[i] = rounded_to<Out>(values[i]);
+// Rounds values to a dtype.
+inline void round_all(float* values, int64_t count, int64_t dtype) {
+    typed(static_cast<const void*>(nullptr), dtype, [&](auto* of_type) {
+        using Type = std::remove_const_t<std::remove_pointer_t<decltype(of_type)>>;
+        if (std::is_same_v<Type, float>) return;
+        for (int64_t i = 0; i < count; ++i) {
+            Type rounded;
+            store(&rounded, values[i]);
+            values[i] = load(rounded);
+        }
+    });
 }
 
-template <typename Out>
+// Rounding is monotone: the largest of rounded values is the largest value, rounded.
+inline float rounded_largest(uint32_t largest, int64_t dtype) {
+    float value = float_of(largest);
+    round_all(&value, 1, dtype);
+    return value;
+}
+
 struct FloatOutput {
     static constexpr bool kCollects = true, kFindsLargest = true;
 
-    Out* out;  // [m, n]
+    void* out;  // [m, n] of a dtype
+    int64_t dtype;
     int64_t n;
     PositiveBits positive;
     bool streamed;
@@ -50,18 +57,19 @@ struct FloatOutput {
 
         void complete(int64_t i0, int64_t count) const {
             const int64_t elements = count * output_.n;
-            Out* const to = output_.out + i0 * output_.n;
             if (output_.positive.bits) {
-                round_all<Out>(values_.get(), elements);
+                round_all(values_.get(), elements, output_.dtype);
                 output_.positive.write(values_.get(), i0, count);
             }
-            write_all(values_.get(), elements, to, rounded_.get(), output_.streamed);
+            typed(output_.out, output_.dtype, [&](auto* out) {
+                auto* const scratch = reinterpret_cast<decltype(out)>(rounded_.get());
+                write_all(values_.get(), elements, out + i0 * output_.n, scratch, output_.streamed);
+            });
         }
 
       private:
         const FloatOutput& output_;
-        Buffer<float> values_;
-        Buffer<Out> rounded_;
+        Buffer<float> values_, rounded_;
     };
 };
 
@@ -77,12 +85,12 @@ struct LargestOnly {
     };
 };
 
-// q = what quantize gives for the values rounded to Out.
-template <typename Out>
+// q = what quantize gives for the values rounded to a dtype.
 struct Int8Output {
     static constexpr bool kCollects = true, kFindsLargest = false;
 
     int8_t* q;  // [m, n]
+    int64_t dtype;
     int64_t n;
     Rounding rounding;
     PositiveBits positive;
@@ -100,7 +108,7 @@ struct Int8Output {
 
         void complete(int64_t i0, int64_t count) const {
             const int64_t first = i0 * output_.n, elements = count * output_.n;
-            round_all<Out>(values_.get(), elements);
+            round_all(values_.get(), elements, output_.dtype);
             if (output_.positive.bits) output_.positive.write(values_.get(), i0, count);
             int8_t* const to = output_.streamed ? rounded_.get() : output_.q + first;
             output_.rounding.apply(values_.get(), first, elements, to);

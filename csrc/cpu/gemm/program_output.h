@@ -30,20 +30,15 @@ struct ProgramOutput {
 
         void complete(int64_t i0, int64_t count) {
             const int64_t elements = count * output_.n;
-            round(values(), elements);
+            round_all(values(), elements, output_.dtype);
             if (output_.second.exists()) {
                 second_.multiply(i0, count, worker_.computed(1));
-                round(worker_.computed(1), elements);
+                round_all(worker_.computed(1), elements, output_.dtype);
             }
             worker_.run(i0 * output_.n, elements, i0 / output_.chunk_rows);
         }
 
       private:
-        void round(float* values, int64_t count) const {
-            if (output_.dtype == kBfloat16) round_all<bfloat16>(values, count);
-            if (output_.dtype == kFloat16) round_all<float16>(values, count);
-        }
-
         const ProgramOutput& output_;
         Program::Worker worker_;
         SecondProduct::Worker second_;

@@ -32,7 +32,7 @@ struct Chunk {
 // shares with the vector before it is computed twice.
 class Chunks {
   public:
-    explicit Chunks(const FeatureLayout& layout)
+    __attribute__((noinline)) explicit Chunks(const FeatureLayout& layout)
         : lanes(lanes_for(layout.length)), count(layout.runs * ((layout.length + lanes - 1) / lanes)), chunks_(count) {
         if (!ok()) return;
         int64_t n = 0;

@@ -43,14 +43,36 @@ struct RowBlocks {
     }
 };
 
+// Blocks of any kind, known to their users by an address: they are compiled once for all kinds.
+class BlocksOfRows {
+  public:
+    template <typename Of>
+    explicit BlocksOfRows(const Of& of)
+        : count(of.count()),
+          work(of.work()),
+          block(of.block),
+          parts(of.parts),
+          of_(&of),
+          first_([](const void* of, int64_t part) { return static_cast<const Of*>(of)->first(part); }) {}
+
+    // The first row of a part.
+    int64_t first(int64_t part) const { return first_(of_, part); }
+
+    const int64_t count, work, block, parts;
+
+  private:
+    const void* const of_;
+    int64_t (*const first_)(const void*, int64_t);
+};
+
 // Gives all blocks to workers, of which each thread has one:
 //   Worker(job), ok()
 //   block(first, last, part)    rows first .. last
 //   end()                       no more blocks come; several threads call it at once
-template <typename Worker, typename Job, typename Blocks>
-Error for_row_blocks(int64_t threads, const Blocks& blocks, const Job& job) {
+template <typename Worker, typename Job>
+Error for_row_blocks(int64_t threads, const BlocksOfRows& blocks, const Job& job) {
     Error error = nullptr;
-#pragma omp parallel num_threads(team(threads, blocks.work()))
+#pragma omp parallel num_threads(team(threads, blocks.work))
     {
         Worker worker(job);
         if (!worker.ok()) __atomic_store_n(&error, kOutOfMemory, __ATOMIC_RELAXED);

@@ -53,10 +53,8 @@ class ProgramRows {
 };
 
 // Runs a program without int8 results, for which all rows would be added up twice, on all rows.
-template <typename Index>
-Error run_on_rows(int64_t threads, Rows<Index> rows, int64_t width, const RowSums& sums,
-                  const ProgramArguments& arguments) {
-    const RowBlocks<Index> blocks(rows, width);
+inline Error run_on_rows(int64_t threads, const BlocksOfRows& blocks, int64_t width, const RowSums& sums,
+                         const ProgramArguments& arguments) {
     Program program(arguments.numbers, arguments.inputs, arguments.outputs, arguments.seed, blocks.block * width,
                     blocks.parts);
     if (const Error error = program.error()) return error;

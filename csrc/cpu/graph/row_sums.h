@@ -1,7 +1,7 @@
 // What computes rows of floats, known to its users by an address: they are compiled once for all of it.
 #pragma once
 
-#include "cpu/graph/rows.h"
+#include "cpu/graph/row_blocks.h"
 
 namespace gqc::GQC_ISA {
 
@@ -19,6 +19,22 @@ class RowSums {
   private:
     const void* const sums_;
     void (*const call_)(const void*, int64_t, int64_t, float*);
+};
+
+// What is done with sums, known by an address likewise: use(sums, the blocks of their rows).
+class UseOfSums {
+  public:
+    template <typename Use>
+    explicit UseOfSums(const Use& use)
+        : use_(&use), call_([](const void* use, const RowSums& sums, const BlocksOfRows& blocks) {
+              return (*static_cast<const Use*>(use))(sums, blocks);
+          }) {}
+
+    Error operator()(const RowSums& sums, const BlocksOfRows& blocks) const { return call_(use_, sums, blocks); }
+
+  private:
+    const void* const use_;
+    Error (*const call_)(const void*, const RowSums&, const BlocksOfRows&);
 };
 
 }  // namespace gqc::GQC_ISA

@@ -60,14 +60,14 @@ class SumRows {
     void operator()(int64_t first, int64_t last, float* to) const {
         with_lanes(chunks_.lanes, [&](auto lanes) {
             for (int64_t v = first; v < last; ++v, to += layout_.width())
-                row<lanes, Tile>({rows_.indptr[v], rows_.indptr[v + 1], kExact, scale_}, chunks_.get(), to);
+                row<lanes, kMost<lanes>>({rows_.indptr[v], rows_.indptr[v + 1], kExact, scale_}, chunks_.get(), to);
         });
     }
 
     // What join() makes sums of: those of entries begin .. end, at most kSplit, without the scale.
     void part(int64_t begin, int64_t end, Partial* to) const {
         with_lanes(chunks_.lanes, [&](auto lanes) {
-            row<lanes, Tile>({begin, end, false, 1.0f}, chunks_.get(), reinterpret_cast<float*>(to));
+            row<lanes, kMost<lanes>>({begin, end, false, 1.0f}, chunks_.get(), reinterpret_cast<float*>(to));
         });
     }
 
@@ -82,6 +82,11 @@ class SumRows {
         bool converts;  // exact sums to floats
         float scale;
     };
+
+    // Vectors of a tile. Vectors that are not the widest hold rows that have at most 3 of them, unless operands
+    // broadcast.
+    template <int Lanes>
+    static constexpr int kMost = Op::kReadsRhs || Lanes == kWidest ? Tile : 3;
 
     template <int Lanes, int Size>
     void row(const Entries& entries, const Chunk* chunk, float* to) const {

@@ -6,12 +6,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "common/intrinsics.h"
 #include "common/kernel.h"
 #include "common/scalar.h"
-
-#if defined(__AVX2__)
-#    include <immintrin.h>
-#endif
 
 namespace gqc::GQC_ISA {
 

@@ -16,7 +16,7 @@ Error write(int64_t threads, const Product& product, float* out) {
     if (!product.ok()) return kOutOfMemory;
     const Shape& shape = product.shape();
     const bool streamed = is_streamed(shape.m * shape.n * static_cast<int64_t>(sizeof *out));
-    const ProductRows<Product> rows{product, {out, shape.n, {nullptr, shape.n}, streamed}};
+    const ProductRows<Product> rows{product, {out, kFloat32, shape.n, {nullptr, shape.n}, streamed}};
     return for_float_blocks(threads, shape, Division(shape), rows);
 }
 

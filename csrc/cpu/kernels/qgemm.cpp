@@ -12,12 +12,6 @@ namespace {
 template <typename Pointer>
 using Element = std::remove_const_t<std::remove_pointer_t<Pointer>>;
 
-// Rounding is monotone: the largest of rounded values is the largest value, rounded.
-template <typename Out>
-float rounded_largest(uint32_t largest) {
-    return rounded_to<Out>(float_of(largest));
-}
-
 template <typename T>
 void mask_row(const T* __restrict grad, int64_t width, const uint8_t* __restrict positive, T* __restrict out) {
     for (int64_t j = 0; j < width; ++j) out[j] = positive[j / 8] >> j % 8 & 1 ? grad[j] : T{};
@@ -39,15 +33,11 @@ GQC_KERNEL(qgemm)(int64_t threads, const void* a, const float* a_scale, int64_t 
     if (!product.by_rows()) {
         if (const Error error = product.contract_with(a, a_packed != 0)) return error;
     }
-    Error error = nullptr;
-    typed(out, dtype, [&](auto* values) {
-        using Out = Element<decltype(values)>;
-        uint32_t largest = 0;
-        const StoredRows rows{product.left(a, a_packed != 0)};
-        error =
-            product.write(rows, FloatOutput<Out>{values, n, {positive, n}, is_streamed(m * n * sizeof(Out))}, &largest);
-        *absmax = rounded_largest<Out>(largest);
-    });
+    uint32_t largest = 0;
+    const StoredRows rows{product.left(a, a_packed != 0)};
+    const FloatOutput output{out, dtype, n, {positive, n}, is_streamed(m * n * bytes_of_dtype(dtype))};
+    const Error error = product.write(rows, output, &largest);
+    *absmax = rounded_largest(largest, dtype);
     return error;
 }
 
@@ -67,13 +57,8 @@ GQC_KERNEL(qgemm_int8)(int64_t threads, const int8_t* a, const float* a_scale, c
     const StoredRows rows{product.left(a, false)};
     uint32_t largest = 0;
     if (const Error error = product.write(rows, LargestOnly{}, &largest)) return error;
-    Error error = nullptr;
-    typed(static_cast<const void*>(nullptr), dtype, [&](auto* values) {
-        using Out = Element<decltype(values)>;
-        const Rounding rounding(seed, node, bits, stochastic != 0, rounded_largest<Out>(largest), scale);
-        error = product.write(rows, Int8Output<Out>{q, n, rounding, {positive, n}, is_streamed(m * n)});
-    });
-    return error;
+    const Rounding rounding(seed, node, bits, stochastic != 0, rounded_largest(largest, dtype), scale);
+    return product.write(rows, Int8Output{q, dtype, n, rounding, {positive, n}, is_streamed(m * n)});
 }
 
 // x: [m, k] of x_dtype; absmax: one float, at least the largest |x|, or null to look for it; q: [m, k] int8 and scale:
@@ -95,13 +80,10 @@ GQC_KERNEL(quantize_qgemm)(int64_t threads, const void* x, int64_t x_dtype, cons
         error = product.contract_with(q, false);
     }
     if (error) return error;
-    typed(out, dtype, [&](auto* values) {
-        using Out = Element<decltype(values)>;
-        uint32_t largest = 0;
-        const FloatOutput<Out> output{values, n, {positive, n}, is_streamed(m * n * sizeof(Out))};
-        error = product.write(rows, output, &largest);
-        *out_absmax = rounded_largest<Out>(largest);
-    });
+    uint32_t largest = 0;
+    const FloatOutput output{out, dtype, n, {positive, n}, is_streamed(m * n * bytes_of_dtype(dtype))};
+    error = product.write(rows, output, &largest);
+    *out_absmax = rounded_largest(largest, dtype);
     return error;
 }
 

@@ -13,7 +13,8 @@ GQC_KERNEL(qsddmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t edges,
                    int64_t /*packed*/, const FeatureLayout* layout, int64_t dtype, void* out) {
     const auto write = [&](const RowSums& rows, int64_t width) {
         float absmax;
-        return write_rows(threads, EdgeBlocks(edges, width), width, rows, {out, dtype, nullptr, 0}, &absmax);
+        return write_rows(threads, BlocksOfRows(EdgeBlocks(edges, width)), width, rows, {out, dtype, nullptr, 0},
+                          &absmax);
     };
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);

@@ -72,11 +72,10 @@ struct QuantizedSpmm {
     }
 };
 
-// Calls body(matrix, the sums of its rows).
-template <typename Body>
+// Uses the sums of the rows of a matrix.
 Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const void* lhs,
                 const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
-                const float* rhs_scale, const FeatureLayout& layout, const Body& body) {
+                const float* rhs_scale, const FeatureLayout& layout, const UseOfSums& use) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         const Rows<Index> matrix{static_cast<const Index*>(indptr), rows};
@@ -85,7 +84,8 @@ Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, con
                                         {lhs, static_cast<const Index*>(lhs_rows), lhs_scale},
                                         {rhs, static_cast<const Index*>(rhs_rows), rhs_scale},
                                         layout};
-        return spmm.run(op, [&](const RowSums& sums) { return body(matrix, sums); });
+        const RowBlocks blocks(matrix, layout.width());
+        return spmm.run(op, [&](const RowSums& sums) { return use(sums, BlocksOfRows(blocks)); });
     });
 }
 
@@ -97,12 +97,11 @@ GQC_KERNEL(qspmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, i
                   const void* lhs, const void* lhs_rows, const float* lhs_scale, const void* rhs, const void* rhs_rows,
                   const float* rhs_scale, int64_t /*packed*/, const FeatureLayout* layout, const float* factors,
                   int64_t divide, int64_t dtype, void* out, float* absmax) {
-    const auto write = [&](auto matrix, const RowSums& sums) {
-        return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums,
-                          {out, dtype, factors, divide}, absmax);
+    const auto write = [&](const RowSums& sums, const BlocksOfRows& blocks) {
+        return write_rows(threads, blocks, layout->width(), sums, {out, dtype, factors, divide}, absmax);
     };
     return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout,
-                     write);
+                     UseOfSums(write));
 }
 
 // A pointwise program on what qspmm computes, see ProgramArguments.
@@ -111,11 +110,11 @@ GQC_KERNEL(qspmm_pointwise)(int64_t threads, int64_t op, int64_t is_int64, int64
                             const void* rhs, const void* rhs_rows, const float* rhs_scale, const FeatureLayout* layout,
                             int64_t dtype, const int64_t* numbers, const void* const* inputs, void* const* outputs,
                             const int64_t* seed) {
-    const auto run = [&](auto matrix, const RowSums& sums) {
-        return run_on_rows(threads, matrix, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
+    const auto run = [&](const RowSums& sums, const BlocksOfRows& blocks) {
+        return run_on_rows(threads, blocks, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
     };
     return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, lhs_scale, rhs, rhs_rows, rhs_scale, *layout,
-                     run);
+                     UseOfSums(run));
 }
 
 }  // namespace gqc::GQC_ISA

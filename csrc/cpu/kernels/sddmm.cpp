@@ -12,7 +12,8 @@ GQC_KERNEL(sddmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t edges, 
                   const float* rhs, const void* rhs_rows, const FeatureLayout* layout, int64_t dtype, void* out) {
     const auto write = [&](const RowSums& rows, int64_t width) {
         float absmax;
-        return write_rows(threads, EdgeBlocks(edges, width), width, rows, {out, dtype, nullptr, 0}, &absmax);
+        return write_rows(threads, BlocksOfRows(EdgeBlocks(edges, width)), width, rows, {out, dtype, nullptr, 0},
+                          &absmax);
     };
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);

@@ -39,7 +39,7 @@ struct Spmm {
 
     template <typename Body>
     Error copy_halves(const Body& body) const {
-        if (layout.width() < SumHalves<Index>::kLeastWidth) return sum<Copy, 1, 1, 8, bfloat16>(body);
+        if (layout.width() < SumHalves<Index>::kLeastWidth) return sum<Copy, 1, 1, 3, bfloat16>(body);
         const Operand<bfloat16, Index> operand{static_cast<const bfloat16*>(lhs.data), lhs.rows};
         const SumHalves<Index> sums(rows, operand, layout.width());
         return split(PartSums(sums), body);
@@ -68,11 +68,10 @@ struct Spmm {
     }
 };
 
-// Calls body(matrix, the sums of its rows).
-template <typename Body>
+// Uses the sums of the rows of a matrix.
 Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, const void* indptr, const void* lhs,
                 const void* lhs_rows, const float* rhs, const void* rhs_rows, const FeatureLayout& layout,
-                int64_t dtype, const Body& body) {
+                int64_t dtype, const UseOfSums& use) {
     return with_index(is_int64, [&](auto index) {
         using Index = decltype(index);
         const Rows<Index> matrix{static_cast<const Index*>(indptr), rows};
@@ -81,7 +80,8 @@ Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, con
                                {lhs, static_cast<const Index*>(lhs_rows)},
                                {rhs, static_cast<const Index*>(rhs_rows)},
                                layout};
-        return spmm.run(op, dtype, [&](const RowSums& sums) { return body(matrix, sums); });
+        const RowBlocks blocks(matrix, layout.width());
+        return spmm.run(op, dtype, [&](const RowSums& sums) { return use(sums, BlocksOfRows(blocks)); });
     });
 }
 
@@ -93,12 +93,12 @@ Error with_sums(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, con
 GQC_KERNEL(spmm)(int64_t threads, int64_t op, int64_t is_int64, int64_t rows, int64_t /*entries*/, const void* indptr,
                  const void* lhs, const void* lhs_rows, const float* rhs, const void* rhs_rows,
                  const FeatureLayout* layout, const float* factors, int64_t divide, int64_t dtype, void* out) {
-    const auto write = [&](auto matrix, const RowSums& sums) {
+    const auto write = [&](const RowSums& sums, const BlocksOfRows& blocks) {
         float absmax;
-        return write_rows(threads, RowBlocks(matrix, layout->width()), layout->width(), sums,
-                          {out, dtype, factors, divide}, &absmax);
+        return write_rows(threads, blocks, layout->width(), sums, {out, dtype, factors, divide}, &absmax);
     };
-    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, dtype, write);
+    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, dtype,
+                     UseOfSums(write));
 }
 
 // A pointwise program on what spmm computes, see ProgramArguments.
@@ -106,10 +106,10 @@ GQC_KERNEL(spmm_pointwise)(int64_t threads, int64_t op, int64_t is_int64, int64_
                            const void* indptr, const void* lhs, const void* lhs_rows, const float* rhs,
                            const void* rhs_rows, const FeatureLayout* layout, int64_t dtype, const int64_t* numbers,
                            const void* const* inputs, void* const* outputs, const int64_t* seed) {
-    const auto run = [&](auto matrix, const RowSums& sums) {
-        return run_on_rows(threads, matrix, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
+    const auto run = [&](const RowSums& sums, const BlocksOfRows& blocks) {
+        return run_on_rows(threads, blocks, layout->width(), sums, {dtype, numbers, inputs, outputs, seed});
     };
-    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, dtype, run);
+    return with_sums(threads, op, is_int64, rows, indptr, lhs, lhs_rows, rhs, rhs_rows, *layout, dtype, UseOfSums(run));
 }
 
 }  // namespace gqc::GQC_ISA

@@ -50,26 +50,21 @@ GQC_KERNEL(qtyped_spmm)(int64_t threads, int64_t is_int64, int64_t types, const 
     const Shape shape{destinations, n, k};
     const PackedStack stack(threads, types, shape, b, trans_b != 0);
     if (!stack.ok()) return kOutOfMemory;
-    Error error = nullptr;
-    typed(out, dtype, [&](auto* values) {
-        using Out = std::remove_pointer_t<decltype(values)>;
-        error = with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
-            using Index = typename std::decay_t<decltype(edges)>::Id;
-            const Int8Job<Index, Out> job{edges,
-                                          {static_cast<const Index*>(indptr), destinations},
-                                          shape,
-                                          u,
-                                          stack,
-                                          weights,
-                                          *u_scale * *b_scale,
-                                          {values, n, {nullptr, n}, is_streamed(destinations * n * sizeof(Out))}};
-            uint32_t largest = 0;
-            const Error failed = for_typed_blocks<Int8Sums<Index, Out>>(threads, job, &largest);
-            *absmax = rounded_to<Out>(float_of(largest));
-            return failed;
-        });
+    return with_typed_edges(is_int64, types, starts, src, dst, [&](const auto& edges) {
+        using Index = typename std::decay_t<decltype(edges)>::Id;
+        const Int8Job<Index> job{edges,
+                                 {static_cast<const Index*>(indptr), destinations},
+                                 shape,
+                                 u,
+                                 stack,
+                                 weights,
+                                 *u_scale * *b_scale,
+                                 {out, dtype, n, {nullptr, n}, is_streamed(destinations * n * bytes_of_dtype(dtype))}};
+        uint32_t largest = 0;
+        const Error failed = for_typed_blocks<Int8Sums<Index>>(threads, job, &largest);
+        *absmax = rounded_largest(largest, dtype);
+        return failed;
     });
-    return error;
 }
 
 // out[t] = the sum over edges of type t of u[src]' . grad[dst], times (u_scale * grad_scale), rounded to `dtype`. u:

@@ -15,7 +15,7 @@
 
 namespace gqc::GQC_ISA {
 
-template <typename Index, typename Out>
+template <typename Index>
 struct Int8Job {
     // An element of the sums of some edges, float where edges have weights.
     union Partial {
@@ -30,12 +30,12 @@ struct Int8Job {
     const PackedStack& b;
     const float* weights;  // of edges, or null
     float scale;
-    FloatOutput<Out> output;
+    FloatOutput output;
 };
 
-template <typename Index, typename Out>
+template <typename Index>
 class Int8Sums {
-    using Job = Int8Job<Index, Out>;
+    using Job = Int8Job<Index>;
     using Partial = typename Job::Partial;
 
   public:
@@ -189,7 +189,7 @@ class Int8Sums {
     Buffer<int64_t> wide_;
     LeftBlock block_;
     alignas(64) uint32_t strip_[kStripRows][kColumns];
-    typename FloatOutput<Out>::Worker worker_;
+    FloatOutput::Worker worker_;
     Largest largest_;
     int64_t first_ = 0, count_ = 0, in_sums_ = 0;
     bool has_hub_ = false;

@@ -30,7 +30,7 @@ Error for_float_blocks(int64_t threads, Shape shape, const Division& division, c
 template <typename Product>
 struct ProductRows {
     const Product& product;
-    FloatOutput<float> output;
+    FloatOutput output;
 
     class Worker {
       public:
@@ -45,7 +45,7 @@ struct ProductRows {
 
       private:
         typename Product::Worker product_;
-        FloatOutput<float>::Worker writer_;
+        FloatOutput::Worker writer_;
     };
 };
 
