@@ -15,7 +15,7 @@ namespace gqc::GQC_ISA {
 class FeatureDots {
   public:
     FeatureDots(const Features& fixed, const Features& others, int64_t heads, int64_t width)
-        : fixed_(fixed), others_(others), row_(heads * width) {
+        : fixed_(fixed), others_(others), heads_(heads), row_(heads * width) {
         with_types([&](auto& dots) { new (&dots) std::decay_t<decltype(dots)>(heads, width); });
     }
     ~FeatureDots() {
@@ -33,14 +33,20 @@ class FeatureDots {
         return is;
     }
 
-    // Calls body(dot), where dot(v, begin, end, to) is HeadDots::dot() of row v with rows[begin] .. rows[end].
-    template <typename Body>
-    void with_dot(const AnyIndices& rows, int64_t last, float scale, const Body& body) {
+    // to[(p - bounds[0]) * heads + h] = HeadDots::dot() of row first + i with rows[p], where p = bounds[i] ..
+    // bounds[i + 1] and i < count. before(row, begin, end, their place in `to`) is called before each that has any.
+    template <typename Before>
+    void dot_rows(int64_t first, int64_t count, const int64_t* bounds, const AnyIndices& rows, int64_t last,
+                  float scale, float* to, const Before& before) {
         with_types([&](auto& dots) {
             rows.with_type([&](auto* numbers) {
-                body([&](int64_t v, int64_t begin, int64_t end, float* to) {
-                    dot(dots, v, numbers, begin, end, last, scale, to);
-                });
+                for (int64_t i = 0; i < count; ++i) {
+                    const int64_t begin = bounds[i], end = bounds[i + 1];
+                    if (begin == end) continue;
+                    const int64_t offset = (begin - bounds[0]) * heads_;
+                    before(first + i, begin, end, offset);
+                    dot(dots, first + i, numbers, begin, end, last, scale, to + offset);
+                }
             });
         });
     }
@@ -69,7 +75,7 @@ class FeatureDots {
     };
 
     const Features fixed_, others_;
-    const int64_t row_;
+    const int64_t heads_, row_;
     OfTypes dots_;
 };
 

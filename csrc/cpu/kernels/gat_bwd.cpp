@@ -144,18 +144,13 @@ class ByDestinationWorker {
     // whose entries bounds[0] .. bounds[count] are loaded.
     void multiply_rows(int64_t first, int64_t count, const int64_t* bounds) {
         const int64_t last = last_entry();
-        dots_.with_dot(job_.in.indices, last, job_.u_scale * job_.grad_scale, [&](const auto& dot) {
-            for (int64_t i = 0; i < count; ++i) {
-                const int64_t v = first + i, begin = bounds[i], end = bounds[i + 1];
-                if (begin == end) continue;
-                const int64_t offset = (begin - bounds[0]) * heads_;
-                if (job_.keys.k) {
-                    scores_.compute(job_.keys.q + v * job_.keys.row(), job_.keys.k, job_.in.indices, begin, end, last,
-                                    logits_.get() + offset);
-                }
-                dot(v, begin, end, gradients_.get() + offset);
-            }
-        });
+        const auto score = [&](int64_t v, int64_t begin, int64_t end, int64_t offset) {
+            if (!job_.keys.k) return;
+            scores_.compute(job_.keys.q + v * job_.keys.row(), job_.keys.k, job_.in.indices, begin, end, last,
+                            logits_.get() + offset);
+        };
+        dots_.dot_rows(first, count, bounds, job_.in.indices, last, job_.u_scale * job_.grad_scale, gradients_.get(),
+                       score);
     }
 
     // The sums of entries begin .. end of row v. With keys a * d and a stay in gradients_ and weights_.
@@ -303,18 +298,13 @@ class BySourceWorker {
     // As in ByDestinationWorker. Logits from keys take the place of er, and 0 that of el.
     void multiply_rows(int64_t first, int64_t count, const int64_t* bounds) {
         const int64_t last = last_entry();
-        dots_.with_dot(job_.out.indices, last, job_.u_scale * job_.grad_scale, [&](const auto& dot) {
-            for (int64_t i = 0; i < count; ++i) {
-                const int64_t v = first + i, begin = bounds[i], end = bounds[i + 1];
-                if (begin == end) continue;
-                const int64_t offset = (begin - bounds[0]) * heads_;
-                if (job_.keys.k) {
-                    scores_.compute(job_.keys.k + v * job_.keys.row(), job_.keys.q, job_.out.indices, begin, end, last,
-                                    statistics_.get() + offset);
-                }
-                dot(v, begin, end, gradients_.get() + offset);
-            }
-        });
+        const auto score = [&](int64_t v, int64_t begin, int64_t end, int64_t offset) {
+            if (!job_.keys.k) return;
+            scores_.compute(job_.keys.k + v * job_.keys.row(), job_.keys.q, job_.out.indices, begin, end, last,
+                            statistics_.get() + offset);
+        };
+        dots_.dot_rows(first, count, bounds, job_.out.indices, last, job_.u_scale * job_.grad_scale, gradients_.get(),
+                       score);
     }
 
     // The weights of entries begin .. end of row v in the gradient of u, and the gradient of el. With keys the
