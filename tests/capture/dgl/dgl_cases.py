@@ -407,7 +407,22 @@ class PlainConv(nn.Module):
         return self.conv(g, h)
 
 
-in_every_mode = pytest.mark.parametrize(
-    ("case", "training"),
-    [pytest.param(c, t, id=f"{c.name}-{'train' if t else 'eval'}") for c in CASES for t in modes(c)],
-)
+MODES = [(c, training) for c in CASES for training in modes(c)]
+
+
+def in_modes(is_slow: Callable[[Case, bool], bool]) -> pytest.MarkDecorator:
+    """Run a test of each case in each of its modes, by night those that are slow."""
+    return pytest.mark.parametrize(
+        ("case", "training"),
+        [
+            pytest.param(
+                *(c, training),
+                id=f"{c.name}-{'train' if training else 'eval'}",
+                marks=[pytest.mark.slow] if is_slow(c, training) else [],
+            )
+            for c, training in MODES
+        ],
+    )
+
+
+in_every_mode = in_modes(lambda case, training: False)

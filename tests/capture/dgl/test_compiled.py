@@ -8,7 +8,7 @@ import torch
 
 dgl = pytest.importorskip("dgl")
 
-from dgl_cases import CASES, SIZES, Case, modes  # noqa: E402
+from dgl_cases import CASES, MODES, SIZES, Case, in_modes  # noqa: E402
 from dgl_compare import assert_same, run, tensors  # noqa: E402
 
 from gqc.capture import read_call  # noqa: E402
@@ -21,19 +21,10 @@ TABLE = "DGL convolutions, compiled once, equal to eager on graphs of three size
 
 # Training is tested of all; evaluation of a dropout, a norm and attention, as test_convs.py captures all in both.
 EVALUATED = {"EdgeConv(batch norm)", "GATConv(dropout)", "RelGraphConv(basis, dropout)"}
-assert {case.name for case in CASES if len(modes(case)) == 2} > EVALUATED
-MODES = [
-    pytest.param(
-        *(c, training),
-        id=f"{c.name}-{'train' if training else 'eval'}",
-        marks=[] if training or c.name in EVALUATED else [pytest.mark.slow],
-    )
-    for c in CASES
-    for training in modes(c)
-]
+assert {case.name for case, training in MODES if not training} > EVALUATED
 
 
-@pytest.mark.parametrize(("case", "training"), MODES)
+@in_modes(lambda case, training: not training and case.name not in EVALUATED)
 def test_compiled_equals_eager(case: Case, training: bool, coverage_row):
     coverage_row(TABLE, case.name, "FAILED")
     model = case.build().train(training)
